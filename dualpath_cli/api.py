@@ -30,7 +30,7 @@ from dualpath_cli.data.windows import (
 from dualpath_cli.decoding.decoder import Decoder
 from dualpath_cli.decoding.decoding_pass import forward
 from dualpath_cli.decoding.options import Sampling
-from dualpath_cli.decoding.writing import Limits, Sampler, write_on
+from dualpath_cli.decoding.writing import Limits, Sampler, generate_batch
 from dualpath_cli.flops import count
 from dualpath_cli.model import DualPathLM, RoutingTrace
 from dualpath_cli.model.loss import IGNORE
@@ -92,23 +92,19 @@ class Routing:
         """
         import pandas as pd
 
-        count, layers, _ = self.step_weights.shape
+        n_tokens, n_layers, _ = self.step_weights.shape
         columns: dict[str, Any] = {
-            "position": torch.arange(count).repeat_interleave(layers),
-            "token": [token for token in self.tokens for _ in range(layers)],
-            "layer": torch.arange(layers).repeat(count),
+            "position": torch.arange(n_tokens).repeat_interleave(n_layers),
+            "token": [token for token in self.tokens for _ in range(n_layers)],
+            "layer": torch.arange(n_layers).repeat(n_tokens),
         }
-        weights = {
-            f"step_weight_{k}": w for k, w in enumerate(self.step_weights.unbind(-1), 1)
-        }
-        others = {
-            name: x
-            for name, x in vars(self).items()
-            if name not in ("tokens", "step_weights")
-        }
-        return pd.DataFrame(
-            columns | {name: x.flatten() for name, x in (others | weights).items()}
-        )
+        for name, values_NL in vars(self).items():
+            if name not in ("tokens", "step_weights"):
+                columns[name] = values_NL.flatten()
+        for k, weights_NL in enumerate(self.step_weights.unbind(-1), 1):
+            columns[f"step_weight_{k}"] = weights_NL.flatten()
+
+        return pd.DataFrame(columns)
 
 
 class LoadedModel:
@@ -125,10 +121,12 @@ class LoadedModel:
         self._run = run
 
     def __repr__(self) -> str:
-        config, size = self.config, count.parameters(self.config) / 1e6
+        config = self.config
+        millions = count.parameters(config) / 1e6
         return (
-            f"{self._run.folder}, step {self._run.step:,}: {size:,.1f}M parameters, "
-            f"{config.n_layers} layers, width {config.d_model}, K = {config.loops}"
+            f"{self._run.folder}, step {self._run.step:,}: {millions:,.1f}M "
+            f"parameters, {config.n_layers} layers, width {config.d_model}, "
+            f"K = {config.loops}"
         )
 
     @overload
@@ -152,9 +150,10 @@ class LoadedModel:
         obey; TypeError for anything but texts and an override.
         """
         found = []
-        for one in _listed("text", text):
-            logits_1NV = self._forward(self._ids(one), intervention)
+        for single in _as_list("text", text):
+            logits_1NV = self._forward(self._ids(single), intervention)
             found.append(logits_1NV[0, :, : self.tokenizer.vocab_size])
+
         return found[0] if isinstance(text, str) else found
 
     @overload
@@ -173,24 +172,23 @@ class LoadedModel:
 
         Raises as `logits`.
         """
-        found = [self._routing(one, intervention) for one in _listed("text", text)]
+        texts = _as_list("text", text)
+        found = [self._routing(single, intervention) for single in texts]
         return found[0] if isinstance(text, str) else found
 
     def _routing(self, text: str, intervention: Intervention | str | None) -> Routing:
-        trace, ids = RoutingTrace(), self._ids(text)
+        ids = self._ids(text)
+        trace = RoutingTrace()
         self._forward(ids, intervention, trace=trace)
-        weights = [layer.step_weights for layer in trace.layers]
-        steps = max(0 if w is None else w.shape[-1] for w in weights)
-        values = {}
-        for name in [field.name for field in fields(Routing) if field.name != "tokens"]:
-            tail = (steps,) if name == "step_weights" else ()
-            values[name] = torch.full((len(ids), len(trace.layers), *tail), torch.nan)
-            for number, layer in enumerate(trace.layers):
-                if (value := getattr(layer, name)) is not None:
-                    if tail:  # an override may be of one layer
-                        value = F.pad(value, (0, steps - value.shape[-1]))
-                    values[name][:, number] = value[0].cpu()
-        return Routing([self.tokenizer.decode([id]) for id in ids], **values)
+
+        tokens = [self.tokenizer.decode([id]) for id in ids]
+        by_token_and_layer = {
+            field.name: _by_token_and_layer(trace, field.name, len(ids))
+            for field in fields(Routing)
+            if field.name not in ("tokens", "step_weights")
+        }
+        step_weights = _step_weights(trace, len(ids))
+        return Routing(tokens, step_weights=step_weights, **by_token_and_layer)
 
     @torch.no_grad()
     def loss(
@@ -203,23 +201,29 @@ class LoadedModel:
         obey; TypeError as `logits`.
         """
         change = self._change(intervention)
-        documents = map(clean, _listed("texts", texts))
-        cut, _ = document_windows(documents, self.tokenizer, self.config.max_seq_len)
+        window = self.config.max_seq_len
+        documents = map(clean, _as_list("texts", texts))
+        cut, _ = document_windows(documents, self.tokenizer, window)
         windows = Windows(cut)
         if not windows.n_tokens:
             raise UserError("the texts have no token to be scored")
+
         loss = LanguageModelLoss(self.tokenizer.token_bytes()).to(self._device)
-        for places in windows.batches(MICRO_BATCH, self.config.max_seq_len):
+        for places in windows.batches(MICRO_BATCH, window):
             tokens, targets = collate([windows[place] for place in places])
-            tokens, targets = tokens.to(self._device), targets.to(self._device)
+            tokens = tokens.to(self._device)
+            targets = targets.to(self._device)
             scored = targets != IGNORE
             nll = forward(
                 self.model, tokens, targets, intervention=change, token_mask=scored
             )
             loss.update(nll, targets)
+
         values = loss.compute()
         return Loss(
-            float(values["loss"]), float(values["bits_per_byte"]), windows.n_tokens
+            nats_per_token=float(values["loss"]),
+            bits_per_byte=float(values["bits_per_byte"]),
+            tokens=windows.n_tokens,
         )
 
     @overload
@@ -258,18 +262,18 @@ class LoadedModel:
         Raises as `logits`; also TypeError for another name, ValueError for a number out
         of range.
         """
-        # the window ends it before
         check_range("max_new_tokens", max_new_tokens, (1, 1 << 24))
         change = self._change(intervention)
         sampler = Sampler(Sampling(**sampling), self.tokenizer.vocab_size)
         limits = Limits(max_new_tokens, self.config.max_seq_len, self.tokenizer.eot_id)
+
         found = [
-            self._written(self._ids(one), change, sampler, limits, seed)
-            for one in _listed("prompt", prompt)
+            self._generate(self._ids(single), change, sampler, limits, seed)
+            for single in _as_list("prompt", prompt)
         ]
         return found[0] if isinstance(prompt, str) else found
 
-    def _written(
+    def _generate(
         self,
         ids: list[int],
         change: Intervention | None,
@@ -280,18 +284,19 @@ class LoadedModel:
         decoder = Decoder(self.model, change)
         decoder.begin(limits.positions([len(ids)]))
         generator = torch.Generator().manual_seed(seed)
-        values = self.tokenizer.token_values()
-        pieces = write_on(
-            decoder.next_logits, [ids], sampler, [generator], values, limits
+        token_values = self.tokenizer.token_values()
+        new_tokens = generate_batch(
+            decoder.next_logits, [ids], sampler, [generator], token_values, limits
         )
-        return "".join(piece.text for piece in pieces)
+        return "".join(token.text for token in new_tokens)
 
     @property
     def _device(self) -> torch.device:
         return self.model.embed.weight.device
 
     def _ids(self, text: str) -> list[int]:
-        ids, room = self.tokenizer.encode(text), self.config.max_seq_len - 1
+        ids = self.tokenizer.encode(text)
+        room = self.config.max_seq_len - 1
         if len(ids) > room:
             raise UserError(
                 f"the text has {len(ids):,} tokens, the model takes {room:,}; "
@@ -300,19 +305,22 @@ class LoadedModel:
         return [self.tokenizer.eot_id, *ids]
 
     def _change(self, intervention: Intervention | str | None) -> Intervention | None:
-        change = (
-            parse_overrides([intervention])
-            if isinstance(intervention, str)
-            else intervention
-        )
-        if not isinstance(change, Intervention | None):
+        """The intervention as an object, checked against the model."""
+        change = intervention
+        if isinstance(change, str):
+            change = parse_overrides([change])
+        if change is None:
+            return None
+        if not isinstance(change, Intervention):
             kind = type(change).__name__
-            raise TypeError(f"intervention must be words such as 'K=1', not {kind}")
-        if change is not None and (problem := change.problem(self.config)):
+            raise TypeError(f"intervention must be text such as 'K=1', not {kind}")
+
+        problem = change.problem(self.config)
+        if problem:
             raise UserError(f"{change.name}: {problem}")
-        if change is not None and change.tokens is not None:
+        if change.tokens is not None:
             raise UserError(
-                f"{change.name}: `dualpath ablate` alone tags classes of tokens"
+                f"{change.name}: only `dualpath ablate` tags classes of tokens"
             )
         return change
 
@@ -323,25 +331,51 @@ class LoadedModel:
         intervention: Intervention | str | None,
         trace: RoutingTrace | None = None,
     ) -> torch.Tensor:
+        change = self._change(intervention)
         tokens = torch.tensor([ids], device=self._device)
-        return forward(
-            self.model, tokens, trace=trace, intervention=self._change(intervention)
-        )
+        return forward(self.model, tokens, trace=trace, intervention=change)
 
 
-def _listed(name: str, texts: object) -> list[str]:
+def _by_token_and_layer(trace: RoutingTrace, name: str, n_tokens: int) -> torch.Tensor:
+    """A read-out of a text, (N, L); NaN where a layer has none."""
+    values_NL = torch.full((n_tokens, len(trace.layers)), torch.nan)
+    for number, layer in enumerate(trace.layers):
+        value_1N = getattr(layer, name)
+        if value_1N is not None:
+            values_NL[:, number] = value_1N[0].cpu()
+
+    return values_NL
+
+
+def _step_weights(trace: RoutingTrace, n_tokens: int) -> torch.Tensor:
+    """The weights of all steps of a text, (N, L, K); NaN where a layer has none."""
+    weights = [layer.step_weights for layer in trace.layers]
+    most = max(0 if w_1NK is None else w_1NK.shape[-1] for w_1NK in weights)
+    weights_NLK = torch.full((n_tokens, len(weights), most), torch.nan)
+    for number, weights_1NK in enumerate(weights):
+        if weights_1NK is not None:
+            # Layers may run unequal numbers of steps, also by an override.
+            missing = most - weights_1NK.shape[-1]
+            weights_NLK[:, number] = F.pad(weights_1NK, (0, missing))[0].cpu()
+
+    return weights_NLK
+
+
+def _as_list(name: str, texts: object) -> list[str]:
     """The only text, or those of a list; `name` is that of the argument."""
     if isinstance(texts, str):
         return [texts]
-    # Keys of a mapping are no texts, and a set has no order for the results.
+    # Keys of a mapping are not texts, and a set has no order for the results.
     if not isinstance(texts, Iterable) or isinstance(texts, Mapping | Set | bytes):
         kind = type(texts).__name__
         raise TypeError(f"{name} must be a string or a list of strings, not {kind}")
+
     listed = list(texts)
     for place, text in enumerate(listed):
         if not isinstance(text, str):
             kind = type(text).__name__
             raise TypeError(f"{name}[{place}] must be a string, not {kind}")
+
     return listed
 
 
@@ -355,7 +389,6 @@ def load(
 
     Raises UserError for a missing or damaged run, or one that names classes.
     """
-    found = find_trained(str(run), own_classes=own_classes)
-    return LoadedModel(
-        load_model(found, device_of(device)), found.run.tokenizer, found.run
-    )
+    trained = find_trained(str(run), own_classes=own_classes)
+    model = load_model(trained, device_of(device))
+    return LoadedModel(model, trained.run.tokenizer, trained.run)

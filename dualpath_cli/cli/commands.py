@@ -112,7 +112,7 @@ _RECORDS = (
         "costs.",
         launch="dualpath_cli.cli.launch:study",
         options=f"{_ABLATION}.options:Ablate",
-        task=f"{_ABLATION}.study:run",
+        task=f"{_ABLATION}.study:ablate",
         module="dualpath_cli.study.bench:StudyModule",
     ),
     Command(
@@ -120,19 +120,21 @@ _RECORDS = (
         "Read what the gates do token by token: a page to explore, figures, numbers.",
         launch="dualpath_cli.cli.launch:study",
         options=f"{_ROUTING}.options:RoutingOptions",
-        task=f"{_ROUTING}.study:run",
+        task=f"{_ROUTING}.study:read_routing",
         module="dualpath_cli.study.bench:StudyModule",
     ),
-    _alone(
+    Command(
         "evaluate",
         "Score a trained model on the paper's benchmarks, through "
         "lm-evaluation-harness.",
-        "dualpath_cli.evaluation.command:Evaluate",
+        options="dualpath_cli.evaluation.command:Evaluate",
+        run="dualpath_cli.evaluation.command:evaluate",
     ),
-    _alone(
+    Command(
         "generate",
         "Generate text, optionally with fewer loops or a smaller KV cache.",
-        "dualpath_cli.decoding.command:Generate",
+        options="dualpath_cli.decoding.options:Generate",
+        run="dualpath_cli.decoding.command:generate",
     ),
     Command(
         "export",

@@ -1,4 +1,4 @@
-"""Keys and values of earlier tokens, and positions and masks of the tokens that follow.
+"""Keys and values of earlier tokens; positions and masks of those that follow.
 
 Exact: the steps of a deep path share weights, not states, so that each step has
 different keys and values, and a dual layer keeps K + 1 of both. `Intervention.kv_slots`
@@ -19,7 +19,7 @@ from dualpath_cli.kernels.attention import Mask
 from dualpath_cli.kernels.rotary import Rope
 from dualpath_cli.model.layer_pass import SublayerPass
 from dualpath_cli.model.positions import Positions, rope_at
-from dualpath_cli.spec.config import ModelConfig
+from dualpath_cli.spec.config import LayerConfig, ModelConfig
 from dualpath_cli.spec.intervention import LEARNED, Intervention
 
 Pair = tuple[torch.Tensor, torch.Tensor]  # keys and values
@@ -35,7 +35,7 @@ class KeysAndValues(Protocol):
 
 
 @dataclass
-class Span:
+class CacheSpan:
     """The T positions of a pass, from `start` on."""
 
     start: int = 0
@@ -48,12 +48,11 @@ class KeyValueCache:
     """Keys and values of all tokens that one attention has seen, rotated and
     normalised.
 
-    Written in place, so for inference only: the last step to write a shared slot
-    overwrites others. Positions of a head are adjacent in memory: the attention of one
-    token then reads twice as fast on a CPU.
+    Written in place, so only for inference: the last step to write a shared slot
+    overwrites others.
     """
 
-    span: Span
+    span: CacheSpan
     capacity: int = 0  # positions to allocate at once; the cache grows beyond them
     # (B, H, C, N), one head for each of `ModelConfig.n_kv_heads`
     keys: torch.Tensor | None = None
@@ -66,40 +65,47 @@ class KeyValueCache:
         With static shapes returns all C positions; the mask hides positions not written
         yet.
         """
-        k_BHTN, v_BHTN = k_BTHN.transpose(1, 2), v_BTHN.transpose(1, 2)
+        k_BHTN = k_BTHN.transpose(1, 2)
+        v_BHTN = v_BTHN.transpose(1, 2)
         places = self.span.places
         # With static shapes `start` is not read: its value would become part of the
         # compiled code.
         start = self.span.start if places is None else 0
         stop = start + k_BTHN.shape[1]
+
+        # Positions of a head are adjacent in memory: the attention of one token then
+        # reads twice as fast on a CPU.
         if self.keys is None or self.values is None or len(self.keys) != len(k_BHTN):
-            (B, H, _, N), room = k_BHTN.shape, max(stop, self.capacity)
-            self.keys, self.values = (
-                x.new_zeros(B, H, room, N) for x in (k_BHTN, v_BHTN)
-            )
+            B, H, _, N = k_BHTN.shape
+            C = max(stop, self.capacity)
+            self.keys = k_BHTN.new_zeros(B, H, C, N)
+            self.values = v_BHTN.new_zeros(B, H, C, N)
+
         if places is not None:
             self.keys.index_copy_(2, places, k_BHTN)
             self.values.index_copy_(2, places, v_BHTN)
             return self.keys.transpose(1, 2), self.values.transpose(1, 2)
-        self.keys[:, :, start:stop], self.values[:, :, start:stop] = k_BHTN, v_BHTN
-        return self.keys[:, :, :stop].transpose(1, 2), self.values[
-            :, :, :stop
-        ].transpose(1, 2)
+
+        self.keys[:, :, start:stop] = k_BHTN
+        self.values[:, :, start:stop] = v_BHTN
+        k_BHSN = self.keys[:, :, :stop]
+        v_BHSN = self.values[:, :, :stop]
+        return k_BHSN.transpose(1, 2), v_BHSN.transpose(1, 2)
 
     def reserve(self, count: int) -> None:
         """Makes room for twice `count` positions if there is none for `count`."""
-        if (
-            self.keys is not None
-            and self.values is not None
-            and self.keys.shape[2] < count
-        ):
-            more = (0, 0, 0, 2 * count - self.keys.shape[2])
-            self.keys, self.values = F.pad(self.keys, more), F.pad(self.values, more)
+        if self.keys is None or self.values is None or self.keys.shape[2] >= count:
+            return
+
+        more = (0, 0, 0, 2 * count - self.keys.shape[2])
+        self.keys = F.pad(self.keys, more)
+        self.values = F.pad(self.values, more)
 
     def select(self, rows: torch.Tensor) -> None:
         """Keeps these sequences of the batch, in this order."""
         if self.keys is not None and self.values is not None:
-            self.keys, self.values = self.keys[rows], self.values[rows]
+            self.keys = self.keys[rows]
+            self.values = self.values[rows]
 
 
 @dataclass
@@ -118,23 +124,23 @@ class RowsOfCache:
         keys_BHCN, values_BHCN = self.write(k_R1HN, v_R1HN)
         span = self.cache.span
         stop = span.start + 1 if span.places is None else keys_BHCN.shape[2]
-        kept = (
-            x[:, :, :stop].index_select(0, self.rows) for x in (keys_BHCN, values_BHCN)
-        )
-        k_RHSN, v_RHSN = kept
+
+        k_RHSN = keys_BHCN[:, :, :stop].index_select(0, self.rows)
+        v_RHSN = values_BHCN[:, :, :stop].index_select(0, self.rows)
         return k_RHSN.transpose(1, 2), v_RHSN.transpose(1, 2)
 
     def write(self, k_R1HN: torch.Tensor, v_R1HN: torch.Tensor) -> Pair:
         """Writes one token's keys and values in each row; returns the whole cache, (B,
         H, C, N)."""
-        keys, values, span = self.cache.keys, self.cache.values, self.cache.span
+        keys = self.cache.keys
+        values = self.cache.values
         assert keys is not None
         assert values is not None
+
+        span = self.cache.span
         place = span.start if span.places is None else span.places
-        keys[self.rows, :, place], values[self.rows, :, place] = (
-            k_R1HN[:, 0],
-            v_R1HN[:, 0],
-        )
+        keys[self.rows, :, place] = k_R1HN[:, 0]
+        values[self.rows, :, place] = v_R1HN[:, 0]
         return keys, values
 
 
@@ -153,8 +159,8 @@ class CachedSublayerPass(SublayerPass):
 
 @dataclass
 class LayerCache:
-    """The caches of a layer: one of its wide path, and the slots of the steps of its
-    deep path."""
+    """The caches of a layer: of its wide path, and the slots of its deep path's
+    steps."""
 
     wide: KeysAndValues
     deep: list[KeysAndValues] = field(default_factory=list)
@@ -185,9 +191,12 @@ class Cache:
         equal length. `draft` is a second intervention, with fewer loops; `rewind` its
         positions before others follow.
         """
-        self.config, self.draft = config, draft
-        self.capacity, self.static = capacity, static
-        self.span = Span()
+        self.config = config
+        self.draft = draft
+        self.capacity = capacity
+        self.static = static
+
+        self.span = CacheSpan()
         self.layers: list[LayerCache] = []
         self.length = 0  # S, the positions seen so far, padding included
         self.intervention: Intervention | None = None  # of all passes but drafts
@@ -198,21 +207,22 @@ class Cache:
     @property
     def bytes(self) -> int:
         """Memory of keys and values, unused capacity included."""
-        kept = [
-            x
-            for cache in self._caches()
-            for x in (cache.keys, cache.values)
-            if x is not None
-        ]
-        return sum(x.numel() * x.element_size() for x in kept)
+        total = 0
+        for cache in self._caches():
+            for x in (cache.keys, cache.values):
+                if x is not None:
+                    total += x.numel() * x.element_size()
+
+        return total
 
     @property
     def memory(self) -> torch.Tensor | None:
         """The first attention's keys: another tensor once any keys have moved in
         memory."""
-        return next(
-            (cache.keys for cache in self._caches() if cache.keys is not None), None
-        )
+        for cache in self._caches():
+            if cache.keys is not None:
+                return cache.keys
+        return None
 
     def begin(self, intervention: Intervention | None) -> None:
         """Begins a pass.
@@ -221,41 +231,50 @@ class Cache:
             ValueError: if earlier passes had another intervention, whose steps may lack
                 the keys and values that this one needs.
         """
-        allowed = (
-            [self.intervention]
-            if self.draft is None
-            else [self.intervention, self.draft]
-        )
-        if not self.length and not (self.layers and intervention == self.intervention):
+        is_new = not self.layers or intervention != self.intervention
+        if is_new and not self.length:
             self.intervention = intervention
             self.open()
-        elif intervention not in allowed:
-            before, now = (
-                change.name if change else LEARNED
-                for change in (self.intervention, intervention)
-            )
+            return
+
+        is_draft = self.draft is not None and intervention == self.draft
+        if intervention != self.intervention and not is_draft:
+            before = self.intervention.name if self.intervention else LEARNED
+            now = intervention.name if intervention else LEARNED
             raise ValueError(
                 f"{now}: the cache was begun with {before}; begin a new cache"
             )
 
     def open(self) -> None:
+        """Makes an empty cache for each layer, with slots for the steps that it
+        runs."""
         self.layers = []
         for number, layer in enumerate(self.config.layers):
-            change = self.intervention and self.intervention.within(number)
-            slots = (change and change.loops) or layer.loops
-            slots = 0 if layer.block == "wide" else slots
-            if change is not None and change.kv_slots is not None:
-                slots = min(slots, change.kv_slots)
             wide, *deep = (
-                KeyValueCache(self.span, self.capacity) for _ in range(1 + slots)
+                KeyValueCache(self.span, self.capacity)
+                for _ in range(1 + self._slots(number, layer))
             )
             self.layers.append(LayerCache(wide, list(deep)))
 
+    def _slots(self, number: int, layer: LayerConfig) -> int:
+        """The number of caches of a layer's deep path."""
+        change = None
+        if self.intervention is not None:
+            change = self.intervention.within(number)
+
+        slots = 0 if layer.block == "wide" else layer.loops
+        if change is None:
+            return slots
+        if slots and change.loops:
+            slots = change.loops
+        if change.kv_slots is not None:
+            slots = min(slots, change.kv_slots)
+        return slots
+
     def select(self, rows: Sequence[int]) -> None:
         """Keeps these sequences of the batch, in this order; one may be repeated."""
-        chosen = torch.tensor(
-            rows, device=None if self.memory is None else self.memory.device
-        )
+        device = None if self.memory is None else self.memory.device
+        chosen = torch.tensor(rows, device=device)
         for cache in self._caches():
             cache.select(chosen)
         if self.documents_BS is not None:
@@ -280,11 +299,13 @@ class Cache:
         Raises:
             ValueError: if static shapes leave no room for `count` positions.
         """
-        start, stop = self.length, self.length + count
+        start = self.length
+        stop = start + count
         if self.static is not None and stop > self.capacity:
             raise ValueError(
                 f"the cache has room for {self.capacity} positions, not for {stop}"
             )
+
         if documents_BT is not None:
             before_BS = self.documents_BS
             if before_BS is None:
@@ -293,12 +314,16 @@ class Cache:
             if self.static is not None:
                 rest = (0, self.capacity - stop)
                 self.documents_BS = F.pad(self.documents_BS, rest, value=UNWRITTEN)
-        self.span.start, self.length = start, stop
+
+        # All caches share the span.
+        self.length = stop
+        self.span.start = start
         if self.static is not None:
             self.span.places = torch.arange(start, stop, device=self.static)
         else:
             for cache in self._caches():
                 cache.reserve(stop)
+
         return self.documents_BS
 
     def _caches(self) -> Iterator[KeyValueCache]:
@@ -321,22 +346,27 @@ def positions_in_cache(
     """
     count = tokens.shape[1]
     places_T = torch.arange(cache.length, cache.length + count, device=tokens.device)
-    starts_BT = (
-        None if config.document_start is None else tokens == config.document_start
-    )
+    starts_BT = None
+    if config.document_start is not None:
+        starts_BT = tokens == config.document_start
     documents_BT = _documents_of(tokens, starts_BT, attention_mask, cache.documents_BS)
     documents_BS = cache.extend(count, documents_BT)
-    if documents_BS is not None:
-        # The number of earlier tokens in the document of each position, (B, S).
-        before_BS = documents_BS.cummax(1).values.roll(1, dims=1)
-        before_BS[:, 0] = -1
-        seen_BS = (documents_BS >= 0).cumsum(1)
-        first_BS = torch.where(documents_BS > before_BS, seen_BS, 0).cummax(1).values
-        places_BT = (seen_BS - first_BS)[:, places_T]
-        mask = _mask(documents_BS, places_T, documents_BS.shape[1])
-        return Positions(rope_at(config, places_BT, like), mask)
-    seen = None if cache.static is None else _mask(None, places_T, cache.capacity)
-    return Positions(rope_at(config, places_T, like), seen)
+
+    if documents_BS is None:
+        mask: Mask | None = None
+        if cache.static is not None:
+            mask = _mask(None, places_T, cache.capacity)
+        return Positions(rope_at(config, places_T, like), mask)
+
+    # Positions count from 0 in each document, without padding.
+    before_BS = documents_BS.cummax(1).values.roll(1, dims=1)
+    before_BS[:, 0] = -1
+    seen_BS = (documents_BS >= 0).cumsum(1)
+    begins_BS = documents_BS > before_BS
+    first_BS = torch.where(begins_BS, seen_BS, 0).cummax(1).values
+    places_BT = (seen_BS - first_BS)[:, places_T]
+    mask = _mask(documents_BS, places_T, documents_BS.shape[1])
+    return Positions(rope_at(config, places_BT, like), mask)
 
 
 def rows_of(positions: Positions, rows_R: torch.Tensor) -> Positions:
@@ -363,13 +393,17 @@ def _documents_of(
     """
     if starts_BT is None and attention_mask is None and before_BS is None:
         return None
+
     documents_BT = torch.zeros_like(tokens)
     if starts_BT is not None:
-        if attention_mask is not None:  # padding is often end-of-text, too
+        if attention_mask is not None:
+            # Padding is often end-of-text, too.
             starts_BT = starts_BT & attention_mask.bool()
         documents_BT = starts_BT.cumsum(1)
         if before_BS is not None:
-            documents_BT = documents_BT + before_BS.amax(1, keepdim=True).clamp(min=0)
+            last_B1 = before_BS.amax(1, keepdim=True).clamp(min=0)
+            documents_BT = documents_BT + last_B1
+
     if attention_mask is not None:
         documents_BT = documents_BT.masked_fill(~attention_mask.bool(), -1)
     return documents_BT
@@ -381,5 +415,6 @@ def _mask(documents_BS: torch.Tensor | None, places_T: torch.Tensor, S: int) -> 
     seen_TS = torch.arange(S, device=places_T.device) <= places_T[:, None]
     if documents_BS is None:
         return seen_TS[None, None]
+
     same_BTS = documents_BS[:, places_T, None] == documents_BS[:, None]
     return (seen_TS & same_BTS)[:, None]

@@ -1,5 +1,4 @@
-"""Decoder: a model that continues a text, pass by pass, maybe compiled, recorded, or
-joined.
+"""Decoder: a model that continues a text pass by pass; may be compiled or recorded.
 
 Shapes: B sequences, T new positions, D model width, V rows of the vocabulary.
 """
@@ -8,7 +7,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -62,29 +61,30 @@ class Decoder:
         with fewer loops.
         """
         self.model = model.eval()
-        self._intervention, self._draft, self._autocast = intervention, draft, autocast
+        self._intervention = intervention
+        self._draft = draft
+        self._autocast = autocast
         self._cached = not (intervention and intervention.needs_whole_text)
         self._compiled = compiled and self._cached
         self._cache: Cache | None = None
-        change = intervention
-        tokens_differ = change and (
-            change.halting is not None or change.skip is not None
+
+        tokens_differ = intervention is not None and (
+            intervention.halting is not None or intervention.skip is not None
         )
         # In whole compiled blocks, experts and custom classes leave Python no decision
         # either.
-        own = any(
-            one.n_experts or "." in one.gate + one.combination
-            for one in model.config.layers
+        python_decides = not self._compiled and any(
+            layer.n_experts or "." in layer.gate + layer.combination
+            for layer in model.config.layers
         )
-        recordable = self._cached and not tokens_differ and (self._compiled or not own)
+        recordable = self._cached and not tokens_differ and not python_decides
         self._record = RECORDERS.get(self.device.type) if recordable else None
-        self._recorded: dict[
-            Any, tuple[list[torch.Tensor], Callable[[], torch.Tensor]]
-        ] = {}
-        self._memory: torch.Tensor | None = None  # of the cache of recorded passes
+        self._recordings: dict[Any, Recording] = {}
+        self._recorded_memory: torch.Tensor | None = None  # of their cache
         self._recording_seconds = 0.0
+
         if self._compiled:
-            compile_for_decoding(model, bool(tokens_differ))
+            compile_for_decoding(model, tokens_differ)
         self.begin()
 
     @property
@@ -115,18 +115,20 @@ class Decoder:
         self._past: list[tuple[torch.Tensor, torch.Tensor]] = []
         if not self._cached:
             return
-        if not self._compiled and not (self._record and capacity):
-            self._cache = Cache(self.model.config, capacity, draft=self._draft)
-        elif (
-            self._cache is not None
-            and self._cache.static
-            and capacity <= self._cache.capacity
-        ):
-            # compiled and recorded passes go on with the same memory
-            self._cache.rewind(0)
+
+        config = self.model.config
+        needs_static = self._compiled or (self._record is not None and capacity > 0)
+        if not needs_static:
+            self._cache = Cache(config, capacity, draft=self._draft)
+            return
+
+        # Compiled and recorded passes go on with the same memory, if that suffices.
+        cache = self._cache
+        if cache is not None and cache.static and capacity <= cache.capacity:
+            cache.rewind(0)
         else:
             room = -(-capacity // ROOM) * ROOM
-            self._cache = Cache(self.model.config, room, self.device, self._draft)
+            self._cache = Cache(config, room, self.device, self._draft)
 
     def rewind(self, length: int) -> None:
         """Forgets all tokens after the first `length` positions."""
@@ -161,86 +163,114 @@ class Decoder:
         If `drafting`, the intervention for drafts applies.
         """
         if self._cache is None:
-            mask_BT = (
-                torch.ones_like(ids_BT, dtype=torch.bool)
-                if mask_BT is None
-                else mask_BT
-            )
-            self._past.append((ids_BT, mask_BT))
-            ids_BT, mask_BT = (
-                torch.cat(parts, dim=1) for parts in zip(*self._past, strict=True)
-            )
-        padded = mask_BT is not None and not mask_BT.all()
+            ids_BT, mask_BT = self._with_past(ids_BT, mask_BT)
+        if mask_BT is not None and mask_BT.all():
+            mask_BT = None
+
         # Prompts are read eagerly: each length would need a compilation.
-        eagerly = self._compiled and self.length == 0
+        is_prompt = self.length == 0
+        eagerly = self._compiled and is_prompt
         stance = torch.compiler.set_stance("force_eager") if eagerly else nullcontext()
         # Autocast caches cast weights until its end: a graph that runs later would lack
         # them.
-        cast = {
-            "enabled": self._autocast is not None,
-            "cache_enabled": self._record is None,
-        }
-        with stance, torch.autocast(self.device.type, self._autocast, **cast):
+        cast = torch.autocast(
+            self.device.type,
+            self._autocast,
+            enabled=self._autocast is not None,
+            cache_enabled=self._record is None,
+        )
+        with stance, cast:
             ids_BT = ids_BT.to(self.device)
-            if (
-                self._record
-                and self._cache
-                and self._cache.static
-                and self.length
-                and not padded
-            ):
-                return self._recorded_logits(self._cache, ids_BT, last, drafting)
+            cache = self._cache
+            is_static = cache is not None and cache.static is not None
+            if self._record and is_static and not is_prompt and mask_BT is None:
+                return self._recorded_logits(ids_BT, last, drafting)
+
             x_BTD = forward(
                 self.model,
                 ids_BT,
-                cache=self._cache,
-                attention_mask=mask_BT.to(self.device)
-                if padded and mask_BT is not None
-                else None,
+                cache=cache,
+                attention_mask=None if mask_BT is None else mask_BT.to(self.device),
                 head=False,
                 intervention=self._draft if drafting else self._intervention,
             )
-            logits: torch.Tensor = self.model.head(
-                x_BTD if last is None else x_BTD[:, -last:]
-            )
-            return logits
+            return self._head(x_BTD, last)
+
+    def _with_past(
+        self, ids_BT: torch.Tensor, mask_BT: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """All ids so far and their mask: without a cache each pass reads all again."""
+        if mask_BT is None:
+            mask_BT = torch.ones_like(ids_BT, dtype=torch.bool)
+        self._past.append((ids_BT, mask_BT))
+
+        ids, masks = zip(*self._past, strict=True)
+        return torch.cat(ids, dim=1), torch.cat(masks, dim=1)
+
+    def _head(self, x_BTD: torch.Tensor, last: int | None) -> torch.Tensor:
+        """The logits of the `last` positions, or of all."""
+        logits: torch.Tensor = self.model.head(
+            x_BTD if last is None else x_BTD[:, -last:]
+        )
+        return logits
 
     def _recorded_logits(
-        self, cache: Cache, ids_BT: torch.Tensor, last: int | None, drafting: bool
+        self, ids_BT: torch.Tensor, last: int | None, drafting: bool
     ) -> torch.Tensor:
         """`logits`, recorded in the first pass of each kind, and replayed in later
         passes."""
-        assert self._record is not None
-        model = self.model
+        cache = self._cache
+        assert cache is not None
         here = DecodingPass(self._draft if drafting else self._intervention, cache)
-        positions = here.positions(model.config, ids_BT, like=model.embed.weight)
-        given: list[Any] = [ids_BT, cache.span.places, *positions.rope, positions.mask]
-        if self._memory is not cache.memory:
-            self._recorded, self._memory = {}, cache.memory
-        kind = (last, drafting, *(x.shape for x in given))
-        if kind not in self._recorded:
-            start = time.perf_counter() - _compiling_seconds()
-            own = [x.clone() for x in given]
-            cache.span.places, here.fixed = own[1], Positions(Rope(*own[2:4]), own[4])
+        like = self.model.embed.weight
+        positions = here.positions(self.model.config, ids_BT, like)
+        inputs: list[Any] = [ids_BT, cache.span.places, *positions.rope, positions.mask]
 
-            def work() -> Any:
-                x_BTD = model(
-                    own[0], intervention=here.intervention, head=False, model_pass=here
-                )
-                return model.head(x_BTD if last is None else x_BTD[:, -last:])
+        # Recordings write to the memory of the cache that they were made with.
+        if self._recorded_memory is not cache.memory:
+            self._recordings = {}
+            self._recorded_memory = cache.memory
+        kind = (last, drafting, *(x.shape for x in inputs))
+        if kind not in self._recordings:
+            self._recordings[kind] = self._record_pass(cache, here, inputs, last)
 
-            others = [replay for _, replay in self._recorded.values()]
-            self._recorded[kind] = own, self._record(work, self.device, work, others)
-            self._recording_seconds += (
-                time.perf_counter() - _compiling_seconds() - start
+        recording = self._recordings[kind]
+        for own, new in zip(recording.inputs, inputs, strict=True):
+            own.copy_(new)
+        return recording.replay().clone()
+
+    def _record_pass(
+        self, cache: Cache, here: DecodingPass, inputs: list[Any], last: int | None
+    ) -> "Recording":
+        """Records a pass over copies of the inputs, which later passes overwrite."""
+        assert self._record is not None
+        start = time.perf_counter() - _compiling_seconds()
+        own = [x.clone() for x in inputs]
+        ids_BT, places, cos, sin, mask = own
+        cache.span.places = places
+        here.fixed = Positions(Rope(cos, sin), mask)
+
+        def run_pass() -> torch.Tensor:
+            x_BTD = self.model(
+                ids_BT, intervention=here.intervention, head=False, model_pass=here
             )
-        own, replay = self._recorded[kind]
-        for place, new in zip(own, given, strict=True):
-            place.copy_(new)
-        return replay().clone()
+            return self._head(x_BTD, last)
+
+        others = [recording.replay for recording in self._recordings.values()]
+        replay = self._record(run_pass, self.device, run_pass, others)
+        self._recording_seconds += time.perf_counter() - _compiling_seconds() - start
+        return Recording(own, replay)
+
+
+class Recording(NamedTuple):
+    """A recorded pass."""
+
+    inputs: list[torch.Tensor]  # to be overwritten by those of the next pass
+    replay: Callable[[], torch.Tensor]
 
 
 def _compiling_seconds() -> float:
+    """Seconds that torch.compile took in this process."""
     return calculate_time_spent().get("total_wall_time", 0.0)
 
 
@@ -250,14 +280,16 @@ def compile_for_decoding(model: DualPathLM, tokens_differ: bool) -> None:
     Whole blocks if every token takes the same steps and paths; otherwise sublayers, as
     Python decides token by token which sublayers run.
     """
-    # not wanted
+    # It recommends TensorFloat32, which would round float32 models.
     warnings.filterwarnings("ignore", message=".*TensorFloat32 tensor cores.*")
     config = torch.compiler.config
     config.recompile_limit = max(config.recompile_limit, GRAPHS)
+
     if not tokens_differ:
         for block in model.blocks:
             block.compile(fullgraph=True, dynamic=False, options=OPTIONS)
         return
+
     for module in model.modules():
         if isinstance(module, Sublayer):
             module.compile(fullgraph=True, options=OPTIONS)
@@ -306,12 +338,14 @@ def join_products(model: nn.Module) -> None:
     Parameters become views of the joined weights: memory and names stay the same.
     """
     for module in model.modules():
-        if type(module) in JOINED:
-            module.__class__, names = JOINED[type(module)]
-            weights = [module.get_parameter(f"{name}.weight") for name in names]
-            joined = torch.cat([weight.detach() for weight in weights])
-            module.register_buffer("joined", joined, persistent=False)
-            for weight, rows in zip(
-                weights, joined.split([len(weight) for weight in weights]), strict=True
-            ):
-                weight.data = rows
+        if type(module) not in JOINED:
+            continue
+
+        module.__class__, names = JOINED[type(module)]
+        weights = [module.get_parameter(f"{name}.weight") for name in names]
+        joined = torch.cat([weight.detach() for weight in weights])
+        module.register_buffer("joined", joined, persistent=False)
+
+        parts = joined.split([len(weight) for weight in weights])
+        for weight, part in zip(weights, parts, strict=True):
+            weight.data = part

@@ -1,5 +1,4 @@
-"""The pass of decoding: may follow others, be padded, and leave out steps, paths, keys,
-values.
+"""The pass of decoding: may follow others, be padded, and leave out steps or paths.
 
 Tokens skip a path if its gate is small, and leave a loop if little router mass remains.
 
@@ -42,50 +41,37 @@ def leave_early(
     x_BTD: torch.Tensor,
     awake_BT1: torch.Tensor | None,
 ) -> torch.Tensor:
-    """h_deep, (B, T, D), of a loop that tokens leave early; x where `awake_BT1` is
-    False.
+    """Runs the loop with per-token early exit; returns h_deep, (B, T, D).
 
-    A token that has stopped keeps its state, which other tokens still see; its last
-    step gets the remaining mass. Of the next token of each sequence, only active tokens
-    are computed; the keys and values of the last state serve the later steps of a
-    stopped one. In other passes each step is computed for all tokens, with a cache also
-    after every token has stopped: a later token may run more steps, and needs their
-    keys and values.
+    Where `awake_BT1` is False, a token takes no step and gets x. A token that has
+    stopped keeps its state, which other tokens still see; its last step gets the
+    remaining mass.
     """
     step_indices = path.config.step_indices(layer.loops)
-    loops, by_rows = len(step_indices), layer.rows_separable(x_BTD)
+    loops = len(step_indices)
+    # Of the next token of each sequence, only active tokens are computed. In other
+    # passes each step is computed for all tokens, with a cache also after every token
+    # has stopped: a later token may run more steps, and needs their keys and values.
+    by_rows = layer.rows_separable(x_BTD)
     # A token stops once at most this mass remains; None: no token stops.
     threshold = None if layer.intervention is None else layer.intervention.halting
-
-    def leave(h_BTD: torch.Tensor, who_BT1: torch.Tensor, k: int) -> None:
-        """Stores keys and values, from step k on, of the tokens that stop before step
-        k."""
-        if not by_rows:
-            return
-        assert layer.cache is not None
-        later = range(k, loops + 1)
-        alike = path.config.step_conditioning == "none"  # one pair serves all steps
-        for steps in [later] if alike else [[j] for j in later]:
-            scales, caches = (
-                path.scales(steps[0]),
-                (layer.cache.step(j - 1) for j in steps),
-            )
-            keep(
-                path.sublayer, h_BTD, who_BT1[:, 0, 0], scales, layer.positions, caches
-            )
 
     active_BT1 = torch.ones_like(x_BTD[..., :1], dtype=torch.bool)
     if awake_BT1 is not None:
         active_BT1 = awake_BT1
-        leave(x_BTD, ~awake_BT1, 1)
-    h_BTD, remaining_BT1 = x_BTD, torch.ones_like(x_BTD[..., :1])  # h_0 and pi_1
-    states, taken, weights = [], [], []
+        if by_rows:
+            _keep_later_steps(path, layer, x_BTD, ~awake_BT1, 1, loops)
+
+    h_BTD = x_BTD  # h_0
+    remaining_BT1 = torch.ones_like(x_BTD[..., :1])  # pi_1
+    states = []
+    taken = []
+    weights = []
     for k, step_index in enumerate(step_indices, 1):
         if by_rows:
             active_B = active_BT1[:, 0, 0]
-            h_BTD = only_some(
-                path.sublayer, h_BTD, active_B, path.scales(k), layer.step(k)
-            )
+            scales = path.scales(k)
+            h_BTD = only_some(path.sublayer, h_BTD, active_B, scales, layer.step(k))
         else:
             h_BTD = torch.where(active_BT1, path.next_state(h_BTD, k, layer), h_BTD)
         states.append(h_BTD)
@@ -93,27 +79,59 @@ def leave_early(
         weights.append(remaining_BT1)
         if k == loops:
             break
+
         if threshold is not None:
             router: Any = path.router
             with torch.autocast(h_BTD.device.type, enabled=False):
                 q_BT1 = router.step_probability(h_BTD.to(path.gains.dtype), step_index)
             left_BT1 = remaining_BT1 * (1 - q_BT1)
             goes_on_BT1 = active_BT1 & (left_BT1 > threshold)
-            leave(h_BTD, active_BT1 & ~goes_on_BT1, k + 1)
+            if by_rows:
+                stops_BT1 = active_BT1 & ~goes_on_BT1
+                _keep_later_steps(path, layer, h_BTD, stops_BT1, k + 1, loops)
+
             active_BT1 = goes_on_BT1
             weights[-1] = torch.where(active_BT1, remaining_BT1 * q_BT1, remaining_BT1)
             remaining_BT1 = torch.where(active_BT1, left_BT1, 0)
+
         counted_BT1 = active_BT1  # the tokens that keep the loop running
         if layer.token_mask is not None and not by_rows:
             counted_BT1 = active_BT1 & layer.token_mask[..., None]
         if (by_rows or layer.cache is None) and not counted_BT1.any():
             weights[-1] = weights[-1] + remaining_BT1  # of tokens that do not count
             break
+
     if threshold is None:
         weights = _weights_of_awake(path, states, step_indices, taken[0])
     if layer.trace is not None:
         layer.trace.record_steps(x_BTD, states, weights, loops, taken)
     return mixture(weights, states)
+
+
+def _keep_later_steps(
+    path: DeepPath,
+    layer: "DecodingLayerPass",
+    h_B1D: torch.Tensor,
+    stops_B11: torch.Tensor,
+    k: int,
+    loops: int,
+) -> None:
+    """Stores keys and values, of steps k to `loops`, of tokens that stop before step k.
+
+    Those of a token's last state serve all its later steps.
+    """
+    assert layer.cache is not None
+    stops_B = stops_B11[:, 0, 0]
+    caches = [layer.cache.step(step - 1) for step in range(k, loops + 1)]
+    sublayer = path.sublayer
+    positions = layer.positions
+
+    steps_are_alike = path.config.step_conditioning == "none"
+    if steps_are_alike:
+        keep(sublayer, h_B1D, stops_B, path.scales(k), positions, caches)
+    else:
+        for step, cache in enumerate(caches, k):
+            keep(sublayer, h_B1D, stops_B, path.scales(step), positions, [cache])
 
 
 def _weights_of_awake(
@@ -147,13 +165,16 @@ def only_some(
     (rows_R,) = chosen_B.nonzero(as_tuple=True)
     if len(rows_R) == 0:
         return x_B1D
-    if len(rows_R) < len(x_B1D):
-        assert isinstance(here.cache, KeyValueCache)
-        part = RowsOfCache(here.cache, rows_R)
-        here = replace(here, positions=rows_of(here.positions, rows_R), cache=part)
-        return x_B1D.index_copy(0, rows_R, sublayer(x_B1D[rows_R], scales, here))
-    y_B1D: torch.Tensor = sublayer(x_B1D, scales, here)
-    return y_B1D
+    if len(rows_R) == len(x_B1D):
+        y_B1D: torch.Tensor = sublayer(x_B1D, scales, here)
+        return y_B1D
+
+    assert isinstance(here.cache, KeyValueCache)
+    cache = RowsOfCache(here.cache, rows_R)
+    positions = rows_of(here.positions, rows_R)
+    here_R = replace(here, positions=positions, cache=cache)
+    y_R1D = sublayer(x_B1D[rows_R], scales, here_R)
+    return x_B1D.index_copy(0, rows_R, y_R1D)
 
 
 def keep(
@@ -205,6 +226,7 @@ def forward(
         raise ValueError(
             f"{intervention.name}: needs the whole sequence, without a cache"
         )
+
     if intervention is not None and intervention.kv_slots is not None and cache is None:
         return _token_by_token(
             model,
@@ -217,6 +239,7 @@ def forward(
             token_mask=token_mask,
             embeds=embeds,
         )
+
     if token_mask is None and attention_mask is not None and intervention is not None:
         token_mask = attention_mask.bool()
     # An overriding `forward` calls this function; else `forward` is called: FSDP2
@@ -248,26 +271,31 @@ def _token_by_token(
     """`forward` as T passes of one token each, so that a token sees earlier tokens
     through their slots.
     """
-    cache, outputs = Cache(model.config, capacity=tokens.shape[1]), []
+    # The next token must find the slots that earlier ones left.
+    cache = Cache(model.config, capacity=tokens.shape[1])
+    outputs = []
     for t in range(tokens.shape[1]):
-        part = None if trace is None else RoutingTrace(keeps_states=trace.keeps_states)
-        at = slice(t, t + 1)
-        of_t: dict[str, Any] = {
-            n: x if x is None else x[:, at] for n, x in by_position.items()
+        at_t = slice(t, t + 1)
+        arguments_of_t: dict[str, Any] = {
+            name: None if x is None else x[:, at_t] for name, x in by_position.items()
         }
-        outputs.append(
-            forward(
-                model,
-                tokens[:, at],
-                cache=cache,
-                trace=part,
-                head=head,
-                intervention=intervention,
-                **of_t,
-            )
+        trace_of_t = None
+        if trace is not None:
+            trace_of_t = RoutingTrace(keeps_states=trace.keeps_states)
+
+        output = forward(
+            model,
+            tokens[:, at_t],
+            cache=cache,
+            trace=trace_of_t,
+            head=head,
+            intervention=intervention,
+            **arguments_of_t,
         )
-        if trace is not None and part is not None:
-            trace.append(part)
+        outputs.append(output)
+        if trace is not None and trace_of_t is not None:
+            trace.append(trace_of_t)
+
     return torch.cat(outputs, dim=1)
 
 
@@ -293,6 +321,7 @@ class DecodingPass(ModelPass):
             self.cache.begin(self.intervention)
         elif self.attention_mask is None:
             return super().positions(config, tokens, like)
+
         cache = Cache(config) if self.cache is None else self.cache
         return positions_in_cache(config, tokens, self.attention_mask, cache, like)
 
@@ -333,9 +362,11 @@ class DecodingLayerPass(LayerPass):
         self, path: nn.Module, x_BTD: torch.Tensor, g_d: torch.Tensor | None = None
     ) -> torch.Tensor:
         """h_deep, (B, T, D); a token that takes no step gets x."""
-        awake_BT1, change = self._awake(g_d), self.intervention
-        if awake_BT1 is None and (change is None or change.halting is None):
+        awake_BT1 = self._awake(g_d)
+        halts = self.intervention is not None and self.intervention.halting is not None
+        if awake_BT1 is None and not halts:
             return super().run_deep(path, x_BTD)
+
         assert isinstance(path, DeepPath)
         return leave_early(path, self, x_BTD, awake_BT1)
 
@@ -346,32 +377,31 @@ class DecodingLayerPass(LayerPass):
         awake_BT1 = self._awake(g_w)
         if awake_BT1 is None:
             return super().run_wide(path, x_BTD)
+
         if self.trace is not None:
             self.trace.wide_taken = awake_BT1.squeeze(-1)
         if not self.rows_separable(x_BTD):
             return torch.where(awake_BT1, path(x_BTD, self), x_BTD)
+
         assert self.cache is not None
         assert isinstance(path, WidePath)
-        awake_B, scales = awake_BT1[:, 0, 0], path.scales()
+        awake_B = awake_BT1[:, 0, 0]
+        scales = path.scales()
+        # A token that skips the path still has keys and values for later ones.
         keep(path.sublayer, x_BTD, ~awake_B, scales, self.positions, [self.cache.wide])
         return only_some(path.sublayer, x_BTD, awake_B, scales, self.wide())
 
     def _awake(self, gate_BT1: torch.Tensor | None) -> torch.Tensor | None:
         """True at tokens that take a path, by its gate, (B, T, 1); None: all tokens."""
-        if (
-            gate_BT1 is None
-            or self.intervention is None
-            or self.intervention.skip is None
-        ):
+        skip = None if self.intervention is None else self.intervention.skip
+        if gate_BT1 is None or skip is None:
             return None
-        return gate_BT1 >= self.intervention.skip
+        return gate_BT1 >= skip
 
     def rows_separable(self, x_BTD: torch.Tensor) -> bool:
-        """Whether some sequences of the batch can be computed alone, see
+        """Whether some sequences of the batch can be computed without the others, see
         `RowsOfCache`."""
-        wide = None if self.cache is None else self.cache.wide
-        return (
-            isinstance(wide, KeyValueCache)
-            and wide.span.start > 0
-            and x_BTD.shape[1] == 1
-        )
+        if self.cache is None or x_BTD.shape[1] != 1:
+            return False
+        wide = self.cache.wide
+        return isinstance(wide, KeyValueCache) and wide.span.start > 0

@@ -1,13 +1,11 @@
-"""The texts of a call of `dualpath generate`: written in batches, shown or filed, and
-timed."""
+"""The texts of `dualpath generate`: generated in batches, shown or filed, and timed."""
 
 import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import chain, count
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO, cast
+from typing import TextIO, cast
 
 import torch
 from rich.console import Console
@@ -18,38 +16,42 @@ from dualpath_cli.base.files import write_text
 from dualpath_cli.base.output import say
 from dualpath_cli.data.tokenizer import Tokenizer
 from dualpath_cli.decoding.decoder import Decoder
+from dualpath_cli.decoding.options import Generate
 from dualpath_cli.decoding.writing import (
-    Drafts,
-    End,
+    DraftCounts,
+    EndReason,
     Limits,
+    NewToken,
     Sampler,
-    batches,
-    write_on,
-    write_on_drafts,
+    Select,
+    batches_by_length,
+    generate_batch,
+    generate_with_drafts,
 )
 from dualpath_cli.report.console import Progress, counted, plain_console
 from dualpath_cli.report.seeds import seed_from
 
-if TYPE_CHECKING:
-    from dualpath_cli.decoding.command import Generate
-
-Pieces = Iterator[tuple["Text", str]]
-
 
 @dataclass
-class Text:
+class GeneratedText:
+    """A text that grows by each new token."""
+
     prompt: str
     ids: list[int]  # ids of the prompt, after end-of-text
     number: int  # number of the prompt, from 1
     sample: int  # number among the prompt's samples, from 1
     text: str = ""
     new_tokens: int = 0  # including end-of-text
-    end: End | None = None  # the reason of the end; None before the end
+    end: EndReason | None = None  # None before the end
+
+
+Pieces = Iterator[tuple[GeneratedText, str]]
+"""For each new token its text, and the piece that the token adds."""
 
 
 @dataclass
-class Took:
-    """Time, tokens and memory of the writing so far."""
+class GenerationStats:
+    """Time, tokens and memory of the generation so far."""
 
     first_seconds: list[float] = field(default_factory=list)
     """From the start of each batch to its first token: the time of its prompts."""
@@ -58,7 +60,7 @@ class Took:
     preparing_seconds: float = 0.0  # spent on compiling and recording passes
     tokens: int = 0
     later_tokens: int = 0  # tokens after the first of each text
-    drafts: Drafts = field(default_factory=Drafts)  # drafted ids, if any
+    drafts: DraftCounts = field(default_factory=DraftCounts)  # drafted ids, if any
     cache_bytes: int = 0  # keys and values of the largest batch
 
     def summary(self) -> str:
@@ -68,40 +70,46 @@ class Took:
         if self.later_tokens:
             speed = self.later_tokens / self.later_seconds
             parts.append(f"{speed:,.1f} tokens/s without the prompt")
-        if batches := len(self.first_seconds):
+
+        batches = len(self.first_seconds)
+        if batches:
+            seconds = sum(self.first_seconds) / batches
             mean = f" (mean of {batches:,} batches)" if batches > 1 else ""
-            parts.append(
-                f"first token after {sum(self.first_seconds) / batches:.2f} s{mean}"
-            )
+            parts.append(f"first token after {seconds:.2f} s{mean}")
         if self.preparing_seconds >= 0.01:
             parts.append(f"prepared in {self.preparing_seconds:.2f} s")
+
         if self.drafts.ids:
             share = self.drafts.accepted / self.drafts.ids
             parts.append(f"{share:.0%} of {self.drafts.ids:,} drafted tokens accepted")
-        return ", ".join([*parts, f"cache {decimal(self.cache_bytes)}"])
+        parts.append(f"cache {decimal(self.cache_bytes)}")
+        return ", ".join(parts)
 
 
-def write(
-    options: "Generate", decoder: Decoder, tokenizer: Tokenizer, texts: list[Text]
-) -> None:
-    """Writes texts to the terminal or into --out, and the summary to stderr."""
-    took = Took()
-    pieces = _pieces(options, decoder, tokenizer, texts, took)
-    if options.out is None:
-        _to_terminal(pieces, texts, took)
-    else:
-        _to_file(pieces, texts, took, Path(options.out))
-    say(took.summary())
-
-
-def _pieces(
-    options: "Generate",
+def generate_texts(
+    options: Generate,
     decoder: Decoder,
     tokenizer: Tokenizer,
-    texts: list[Text],
-    took: Took,
+    texts: list[GeneratedText],
+) -> None:
+    """Generates texts to the terminal or into --out, and the summary to stderr."""
+    stats = GenerationStats()
+    pieces = _generate(options, decoder, tokenizer, texts, stats)
+    if options.out is None:
+        _print_texts(pieces, texts, stats)
+    else:
+        _write_texts(pieces, texts, stats, Path(options.out))
+    say(stats.summary())
+
+
+def _generate(
+    options: Generate,
+    decoder: Decoder,
+    tokenizer: Tokenizer,
+    texts: list[GeneratedText],
+    stats: GenerationStats,
 ) -> Pieces:
-    """Writes the texts, longest prompts first; yields a text and its new piece.
+    """Generates the texts, longest prompts first; yields a text and its new piece.
 
     Raises:
         RunFailed: if logits are not finite.
@@ -114,20 +122,17 @@ def _pieces(
         tokenizer.eot_id,
         tuple(options.stop),
     )
-    for rows in batches([len(text.ids) for text in texts], options.together):
+    lengths = [len(text.ids) for text in texts]
+    largest_batch = min(options.texts_at_once, len(texts))
+    for rows in batches_by_length(lengths, options.texts_at_once):
         batch = [texts[row] for row in rows]
         prompts = [text.ids for text in batch]
-        decoder.begin(capacity=limits.positions([len(ids) for ids in prompts]))
         seeds = [seed_from(options.seed, text.number, text.sample) for text in batch]
         generators = [torch.Generator().manual_seed(seed) for seed in seeds]
-        if options.compile:  # a smaller batch needs a compilation
-            prompts += [prompts[-1][:1]] * (
-                min(options.together, len(texts)) - len(prompts)
-            )
-        start = last = time.perf_counter()
-        prepared = decoder.preparing_seconds
-        pieces = (
-            write_on_drafts(
+        decoder.begin(capacity=limits.positions([len(ids) for ids in prompts]))
+
+        if options.speculate:
+            new_tokens = generate_with_drafts(
                 decoder,
                 prompts[0],
                 sampler,
@@ -135,47 +140,74 @@ def _pieces(
                 token_values,
                 limits,
                 options.speculate,
-                took.drafts,
+                stats.drafts,
             )
-            if options.speculate
-            else write_on(
+        else:
+            # A smaller batch would need a compilation: a last batch is filled up, and
+            # finished texts stay.
+            select: Select | None = decoder.select
+            if options.compile:
+                filler = prompts[-1][:1]
+                prompts += [filler] * (largest_batch - len(prompts))
+                select = None
+            new_tokens = generate_batch(
                 decoder.next_logits,
                 prompts,
                 sampler,
                 generators,
                 token_values,
                 limits,
-                None if options.compile else decoder.select,  # for the same reason
+                select,
             )
-        )
-        for piece in pieces:
-            now, text = time.perf_counter(), batch[piece.row]
-            if start == last:
-                took.first_seconds.append(now - start)
-                took.cache_bytes = max(took.cache_bytes, decoder.cache_bytes)
-            elif text.new_tokens:
-                took.later_seconds += (
-                    now - last - (decoder.preparing_seconds - prepared)
-                )
-                took.later_tokens += 1
-            took.preparing_seconds += decoder.preparing_seconds - prepared
-            took.tokens += 1
-            text.text += piece.text
-            text.new_tokens += 1
-            text.end = piece.end
-            yield text, piece.text
-            last = time.perf_counter()  # the caller's time does not count
-            prepared = decoder.preparing_seconds
+        yield from _timed(new_tokens, batch, decoder, stats)
 
 
-def _to_terminal(pieces: Pieces, texts: list[Text], took: Took) -> None:
+def _timed(
+    new_tokens: Iterator[NewToken],
+    batch: list[GeneratedText],
+    decoder: Decoder,
+    stats: GenerationStats,
+) -> Pieces:
+    """Adds a batch's tokens to its texts, and their time to `stats`."""
+    is_first = True
+    start = time.perf_counter()
+    prepared = decoder.preparing_seconds
+    for token in new_tokens:
+        seconds = time.perf_counter() - start
+        preparing = decoder.preparing_seconds - prepared
+        text = batch[token.row]
+        if is_first:
+            stats.first_seconds.append(seconds)
+            stats.cache_bytes = max(stats.cache_bytes, decoder.cache_bytes)
+        elif text.new_tokens:
+            stats.later_seconds += seconds - preparing
+            stats.later_tokens += 1
+        stats.preparing_seconds += preparing
+        stats.tokens += 1
+
+        text.text += token.text
+        text.new_tokens += 1
+        text.end = token.end
+        yield text, token.text
+
+        # The caller's time does not count.
+        is_first = False
+        start = time.perf_counter()
+        prepared = decoder.preparing_seconds
+
+
+def _print_texts(
+    pieces: Pieces, texts: list[GeneratedText], stats: GenerationStats
+) -> None:
     """Streams a single text; prints each of several texts when it is finished."""
-    console, alone = plain_console(), len(texts) == 1
-    if alone:
+    console = plain_console()
+    is_single = len(texts) == 1
+    if is_single:
         _show(console, texts[0].prompt, dim=True)
+
     try:
         for text, piece in pieces:
-            if alone:
+            if is_single:
                 _show(console, piece)
             elif text.end is not None:
                 title = f"prompt {text.number}, sample {text.sample}: "
@@ -185,44 +217,58 @@ def _to_terminal(pieces: Pieces, texts: list[Text], took: Took) -> None:
                 _show(console, f"{text.text}\n")
     except KeyboardInterrupt as interrupt:
         ended = sum(text.end is not None for text in texts)
-        done = "" if alone else f"{ended:,} of {len(texts):,} texts are done, "
-        raise type(interrupt)(f"{done}{took.summary()}") from None
+        done = "" if is_single else f"{ended:,} of {len(texts):,} texts are done, "
+        raise type(interrupt)(f"{done}{stats.summary()}") from None
     finally:
-        if alone:
+        if is_single:
             console.out()
 
 
-def _to_file(pieces: Pieces, texts: list[Text], took: Took, out: Path) -> None:
+def _write_texts(
+    pieces: Pieces, texts: list[GeneratedText], stats: GenerationStats, out: Path
+) -> None:
     """Writes the texts in the order of their prompts; finished ones apart if
     interrupted."""
+    progress_bar = Progress(plain_console(), "writing", counted("texts"), len(texts))
     try:
-        with Progress(
-            plain_console(), "writing", counted("texts"), len(texts)
-        ) as progress:
+        with progress_bar as progress:
             for text, _ in pieces:
-                progress.advance(text.end is not None, status=f"{took.tokens:,} tokens")
+                status = f"{stats.tokens:,} tokens"
+                progress.advance(text.end is not None, status=status)
     except (KeyboardInterrupt, RunFailed) as end:
-        ended = [text for text in texts if text.end is not None]
-        said = f"none of {len(texts):,} texts was done"
-        if ended:
-            names = chain([""], map("-{}".format, count(2)))
-            paths = (
-                out.with_name(f"{out.name}.interrupted{number}") for number in names
-            )
-            # none is written over
-            kept = next(path for path in paths if not path.exists())
-            write_text(kept, _lines(ended))
-            said = f"{len(ended):,} of {len(texts):,} texts are in '{kept}'"
-        raise type(end)(f"{end}; {said}" if str(end) else said) from None
+        reason = _write_interrupted(texts, out)
+        message = f"{end}; {reason}" if str(end) else reason
+        raise type(end)(message) from None
+
     write_text(out, _lines(texts))
 
 
-def _lines(texts: list[Text]) -> str:
+def _write_interrupted(texts: list[GeneratedText], out: Path) -> str:
+    """Writes the finished texts into a new file beside `out`; returns a sentence on
+    them."""
+    ended = [text for text in texts if text.end is not None]
+    if not ended:
+        return f"none of {len(texts):,} texts was done"
+
+    # An earlier call's texts are not overwritten.
+    path = out.with_name(f"{out.name}.interrupted")
+    number = 1
+    while path.exists():
+        number += 1
+        path = out.with_name(f"{out.name}.interrupted-{number}")
+
+    write_text(path, _lines(ended))
+    return f"{len(ended):,} of {len(texts):,} texts are in '{path}'"
+
+
+def _lines(texts: list[GeneratedText]) -> str:
     """A line of JSON for each text: all fields but the ids."""
-    rows = (
-        {name: value for name, value in vars(t).items() if name != "ids"} for t in texts
-    )
-    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    lines = []
+    for text in texts:
+        row = {name: value for name, value in vars(text).items() if name != "ids"}
+        lines.append(json.dumps(row, ensure_ascii=False) + "\n")
+
+    return "".join(lines)
 
 
 def _show(console: Console, text: str, dim: bool = False) -> None:

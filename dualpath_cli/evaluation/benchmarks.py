@@ -1,5 +1,4 @@
-"""The benchmarks: lm-evaluation-harness's task files in `tasks/`, read without the
-harness.
+"""The benchmarks: lm-eval's task files in `tasks/`, read without lm-eval.
 
 The task files' `metadata` adds the main metric of a benchmark (`primary`), its name in
 the paper's tables (`paper`), other names of its local file (`files`), and the `subject`
@@ -74,11 +73,12 @@ class Benchmark:
     @cached_property
     def config(self) -> dict[str, Any]:
         """The benchmark's task file; of a file with several tasks, its own."""
-        config = _read(f"{MATH if self.name.startswith(MATH) else self.name}.yaml")
+        file = MATH if self.name.startswith(MATH) else self.name
+        config = _read_task_file(f"{file}.yaml")
         if config.pop("group", None) is not None:
-            config |= next(
-                one for one in config["task"] if f"{MATH}_{one['task']}" == self.name
-            )
+            by_name = {f"{MATH}_{task['task']}": task for task in config["task"]}
+            config |= by_name[self.name]
+
         return config
 
     @property
@@ -107,25 +107,36 @@ class Benchmark:
         if not folders:
             return {}
         names = (self.name, *self.config["metadata"].get("files", ()))
-        every = [f"{name}{split}" for name in names for split in SPLITS]
-        path = _find(folders, [f"{name}.jsonl" for name in every])
-        shots = self.config["num_fewshot"]
+        with_splits = [f"{name}{split}" for name in names for split in SPLITS]
+        path = _find(folders, [f"{name}.jsonl" for name in with_splits])
         if path is None:
             raise NoData(f"no {self.name}.jsonl in {', '.join(map(str, folders))}")
+
         files = {self.config["test_split"]: str(path)}
-        changes: dict[str, Any] = {"dataset_path": "json", "dataset_name": None}
-        changes["dataset_kwargs"] = {"data_files": files}
+        changes: dict[str, Any] = {
+            "dataset_path": "json",
+            "dataset_name": None,
+            "dataset_kwargs": {"data_files": files},
+        }
+        shots = self.config["num_fewshot"]
         if not shots:
             return changes
-        if prefix := _find(folders, [f"{name}.fewshot.txt" for name in every]):
+
+        # Rendered examples stand before each question, as they are in their file.
+        examples = _find(folders, [f"{name}.fewshot.txt" for name in with_splits])
+        if examples is not None:
             return changes | {
                 "num_fewshot": 0,
                 "fewshot_split": None,
-                "description": _template(prefix),
+                "description": _template(examples),
             }
-        if rows := _find(folders, [f"{name}_train.jsonl" for name in names]):
+
+        # Rows are rendered by the harness.
+        rows = _find(folders, [f"{name}_train.jsonl" for name in names])
+        if rows is not None:
             files[self.config["fewshot_split"]] = str(rows)
             return changes
+
         raise NoData(
             f"{self.name} needs {shots} worked examples: give --data DIR with "
             f"{self.name}.fewshot.txt or {self.name}_train.jsonl"
@@ -133,12 +144,17 @@ class Benchmark:
 
 
 def _find(folders: Sequence[Path], names: Sequence[str]) -> Path | None:
+    """The first of these files, also compressed, in the first folder that has any."""
     files = [name + suffix for name in names for suffix in ("", ".gz", ".zst")]
-    paths = (folder / file for folder in folders for file in files)
-    found = next((path for path in paths if path.is_file() or path.is_symlink()), None)
-    if found is not None:
-        refuse_pointer(found)
-    return found
+    for folder in folders:
+        for file in files:
+            path = folder / file
+            # A link of git-annex whose file is missing is reported, not passed over.
+            if path.is_file() or path.is_symlink():
+                refuse_pointer(path)
+                return path
+
+    return None
 
 
 def _template(path: Path) -> str:
@@ -146,7 +162,8 @@ def _template(path: Path) -> str:
     try:
         text = path.read_bytes().decode()
     except UnicodeDecodeError:
-        raise UserError(f"{path} is no UTF-8") from None
+        raise UserError(f"{path} is not UTF-8") from None
+
     if not text.strip():
         raise UserError(f"{path} holds no worked example")
     if not text.endswith("\n\n"):
@@ -162,21 +179,28 @@ class _Loader(yaml.SafeLoader):
     """Reads task files without importing their functions."""
 
 
-_Loader.add_constructor(
-    "!function", lambda loader, node: Function(node.value.removeprefix("olmes."))
-)
+def _function(loader: _Loader, node: Any) -> Function:
+    return Function(node.value.removeprefix("olmes."))
 
 
-def _read(file: str) -> dict[str, Any]:
+_Loader.add_constructor("!function", _function)
+
+
+def _read_task_file(file: str) -> dict[str, Any]:
+    """A task file over the one that it includes."""
     config = yaml.load((TASKS / file).read_text(encoding="utf-8"), _Loader)
     included = config.pop("include", None)
-    return (_read(included) if included else {}) | config
+    if included is None:
+        return config
+    return _read_task_file(included) | config
 
 
 # Scores
 
 Report = Mapping[str, Any]  # the harness's report: `results`, `samples`, `n-samples`
 Score = tuple[float, float | None]  # with its standard error over documents
+LogLikelihood = tuple[float, bool]
+"""Of a text, in nats, and whether greedy decoding would write this text."""
 
 # Columns of the paper's tables.
 COMMONSENSE_COLUMNS = ("ARC-c", "ARC-e", "HellaSwag", "PIQA", "SIQA", "WinoGrande")
@@ -195,28 +219,30 @@ MEANS: Mapping[str, tuple[str, ...]] = {
     "Easy math avg BPB": tuple(f"{task} BPB" for task in MATH_COLUMNS),
     "aggregate BPB": ("C4", "WikiText-103", "Commonsense BPB", "Easy math avg BPB"),
     "mean BPB of 17": (
-        *("C4", "WikiText-103"),
-        *(
-            f"{task} BPB"
-            for task in (*COMMONSENSE_COLUMNS, *MATH_COLUMNS, "LAMBADA", "QASPER")
-        ),
+        "C4",
+        "WikiText-103",
+        *(f"{task} BPB" for task in COMMONSENSE_COLUMNS),
+        *(f"{task} BPB" for task in MATH_COLUMNS),
+        "LAMBADA BPB",
+        "QASPER BPB",
     ),
 }
-"""Of which scores or earlier means each of the paper's means is; the last is that of
-its parameter-quality figure."""
+"""The scores or earlier means in each of the paper's means; the last is that of its
+parameter-quality figure."""
 
 
 def scores_of(report: Report) -> dict[str, float]:
     """The scores of the paper's benchmarks by the columns of its tables: `PIQA Acc.`,
     `C4`."""
-    return {
-        column: score[0]
-        for task in _benchmarks(report)
-        for column, score in zip(
-            Benchmark(task).paper, _accuracy_and_bits(report, task), strict=True
-        )
-        if column is not None and score is not None
-    }
+    scores = {}
+    for task in _benchmarks(report):
+        columns = Benchmark(task).paper
+        task_scores = _accuracy_and_bits(report, task)
+        for column, score in zip(columns, task_scores, strict=True):
+            if column is not None and score is not None:
+                scores[column], _ = score
+
+    return scores
 
 
 def means_of(scores: Mapping[str, float]) -> dict[str, float]:
@@ -226,19 +252,14 @@ def means_of(scores: Mapping[str, float]) -> dict[str, float]:
     for name, parts in MEANS.items():
         if all(part in known for part in parts):
             known[name] = mean(known[part] for part in parts)
+
     return {name: value for name, value in known.items() if name not in scores}
 
 
 def score_table(model: Mapping[str, Any], report: Report) -> Table:
     """A row for each benchmark, then the paper's means; `model` are the facts of
     results.json."""
-    how = [
-        f"window {model['window']:,}",
-        f"batches of {model['batch_size']}",
-        model["precision"],
-    ]
-    if model["intervention"] != "learned":
-        how.insert(0, model["intervention"])
+    benchmarks = _benchmarks(report)
     columns = [
         Column("benchmark"),
         Column("by"),
@@ -247,20 +268,32 @@ def score_table(model: Mapping[str, Any], report: Report) -> Table:
         Column("bits/byte", with_error(".4f")),
     ]
     rows: list[list[Any]] = []
-    for task in _benchmarks(report):
+    for task in benchmarks:
         documents = report["n-samples"][task]["effective"]
         scores = _accuracy_and_bits(report, task)
         rows.append([task, Benchmark(task).primary, documents, *scores])
+
     for name, value in means_of(scores_of(report)).items():
         score = (value, None)
-        cells = [score, None] if name.endswith("Acc.") else [None, score]
+        is_accuracy = name.endswith("Acc.")
+        cells = [score, None] if is_accuracy else [None, score]
         rows.append([name, "mean", None, *cells])
+
+    how = [
+        f"window {model['window']:,}",
+        f"batches of {model['batch_size']}",
+        model["precision"],
+    ]
+    if model["intervention"] != "learned":
+        how.insert(0, model["intervention"])
+    title = f"{model['name']}: {', '.join(how)}"
+
     caption = "± is one standard error over documents"
-    if any(Benchmark(task).is_text for task in _benchmarks(report)):
+    if any(Benchmark(task).is_text for task in benchmarks):
         caption += (
             f"; {ROLLING}: each window of a text is read after the preceding token"
         )
-    return Table(columns, rows, f"{model['name']}: {', '.join(how)}", caption)
+    return Table(columns, rows, title, caption)
 
 
 def _benchmarks(report: Report) -> list[str]:
@@ -273,12 +306,18 @@ def _accuracy_and_bits(report: Report, task: str) -> tuple[Score | None, Score |
     """The primary accuracy, and the bits per byte of continuations or of texts."""
     primary = Benchmark(task).primary
     accuracy = _score(report, task, primary) if primary.startswith("acc") else None
-    return accuracy, _score(report, task, ROLLING) or _score(report, task, "bpb")
+    bits = _score(report, task, ROLLING) or _score(report, task, "bpb")
+    return accuracy, bits
 
 
 def _score(report: Report, task: str, metric: str) -> Score | None:
+    """A metric in the harness's report; None if the task has no such metric."""
     scores = report["results"][task]
-    if f"{metric},none" not in scores:
+    value = scores.get(f"{metric},none")
+    if value is None:
         return None
+
     error = scores[f"{metric}_stderr,none"]
-    return scores[f"{metric},none"], None if error == "N/A" else error
+    if error == "N/A":
+        error = None
+    return value, error

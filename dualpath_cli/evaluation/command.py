@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -29,7 +30,7 @@ from dualpath_cli.run.trained import Trained, find_trained
 from dualpath_cli.spec.own_checks import OwnClasses
 
 if TYPE_CHECKING:
-    from dualpath_cli.evaluation.runner import Asked
+    from dualpath_cli.evaluation.runner import LoadedTask
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,47 +70,51 @@ class Evaluate(DeviceOptions, OwnClasses, Overrides):
         if self.limit != "all":
             check_ranges(self, {"limit": (1, 1 << 40)})
         if (self.ckpt_path is not None) == self.requests:
-            raise UserError(
-                "evaluate needs either --ckpt-path RUN, or --requests alone"
-            )
+            raise UserError("evaluate needs either --ckpt-path RUN, or only --requests")
         if self.requests and self.out is None:
             raise UserError("--requests needs a folder to write to: --out DIR")
         known = (*SUITES, *NAMES)
-        for name in self._named:
+        for name in self._names:
             if name not in known:
                 hint = did_you_mean(name, known) or f"; choose from {', '.join(known)}"
                 raise UserError(f"unknown benchmark '{name}'{hint}")
 
     @property
-    def _named(self) -> list[str]:
-        return [name for words in self.tasks for name in words.split(",")]
+    def _names(self) -> list[str]:
+        """The benchmarks and suites in --tasks, which may be joined by commas."""
+        return [name for joined in self.tasks for name in joined.split(",")]
 
     @property
     def benchmarks(self) -> tuple[str, ...]:
-        found = {
-            name
-            for word in self._named or ["all"]
-            for name in SUITES.get(word, (word,))
-        }
-        return tuple(name for name in NAMES if name in found)
+        """The chosen benchmarks, in the order of the paper's table."""
+        chosen: set[str] = set()
+        for name in self._names or ["all"]:
+            chosen |= set(SUITES.get(name, (name,)))
+        return tuple(name for name in NAMES if name in chosen)
 
     @property
     def documents(self) -> int | None:
-        if self.limit is None:
-            return None if self.tasks else PAPER_LIMIT
-        return None if self.limit == "all" else self.limit
+        """The most documents of each benchmark; None for all."""
+        if self.limit == "all":
+            return None
+        if self.limit is None and not self.tasks:
+            return PAPER_LIMIT
+        return self.limit
 
     def trained(self) -> Trained | None:
         """The model; None with --requests."""
-        change, found = read_overrides(self), None
+        change = read_overrides(self)
+        found = None
         if self.ckpt_path is not None:
             found = find_trained(self.ckpt_path, own_classes=self.own_classes)
             found.check(change)
+
         if change is not None and change.kv_slots is not None:
             raise UserError(
                 f"{change.name}: evaluate reads a text in one pass, so tokens see each "
                 "other in every step; score texts with ablate --suite kv-slots"
             )
+
         if importlib.util.find_spec("lm_eval") is None:
             raise UserError("evaluate needs lm_eval: pip install 'dualpath[eval]'")
         return found
@@ -120,17 +125,21 @@ class Evaluate(DeviceOptions, OwnClasses, Overrides):
         Raises UserError if a link leads out of it, or out of --out or RUN on the way to
         it.
         """
+        if trained is None:
+            assert self.out is not None
+            folder = folder_of("--out", self.out)
+            check_inside(folder, folder / REQUESTS)
+            return folder
+
+        name = _model_name(trained)
         if self.out is not None:
             out = folder_of("--out", self.out)
-            folder = out
-            if trained is not None:
-                folder = check_inside(out, out / _name_of(trained))
+            folder = check_inside(out, out / name)
         else:
-            assert trained is not None
             way_out = "remove the link, or give a folder by --out"
             run = trained.run.folder
-            folder = check_inside(run, run / FOLDER / _name_of(trained), way_out)
-        check_inside(folder, folder / (REQUESTS if trained is None else SAMPLES))
+            folder = check_inside(run, run / FOLDER / name, way_out)
+        check_inside(folder, folder / SAMPLES)
         return folder
 
     def facts(self, trained: Trained) -> dict[str, Any]:
@@ -138,9 +147,11 @@ class Evaluate(DeviceOptions, OwnClasses, Overrides):
         from dualpath_cli.kernels.device import device_name
         from dualpath_cli.run.weights import device_of
 
-        run, recipe, change = trained.run, trained.settings, read_overrides(self)
+        run = trained.run
+        recipe = trained.settings
+        change = read_overrides(self)
         return {
-            "name": _name_of(trained),
+            "name": _model_name(trained),
             "path": trained.path,
             "run": f"{recipe.run.recipe}/{recipe.run.name}",
             "step": run.step,
@@ -157,65 +168,81 @@ class Evaluate(DeviceOptions, OwnClasses, Overrides):
         }
 
 
-def _name_of(trained: Trained) -> str:
+def _model_name(trained: Trained) -> str:
     run = trained.settings.run
     return f"{run.recipe}-{run.name}-step-{trained.run.step:08d}"
 
 
-def run(options: Evaluate) -> str:
+def evaluate(options: Evaluate) -> str:
+    """Scores a model, or writes requests; returns the paths of the results."""
     trained = options.trained()
     folder = options.folder(trained)
     os.environ.setdefault("TQDM_DISABLE", "1")  # this package shows its bars
-    asked, skipped = _asked(options)
-    from dualpath_cli.evaluation import runner
+    tasks, skipped = _load_tasks(options)
+
     from dualpath_cli.evaluation.harness import HarnessModel
+    from dualpath_cli.evaluation.runner import score_tasks, write_requests
     from dualpath_cli.report.console import plain_console
     from dualpath_cli.report.table import show
     from dualpath_cli.run.weights import autocast_of, device_of, load_model
 
     if trained is None:
-        return "\n".join(str(runner.write_requests(one, folder)) for one in asked)
+        return "\n".join(str(write_requests(task, folder)) for task in tasks)
+
     console = plain_console()
     for name, reason in skipped.items():
         console.print(f"{name}: left out, {reason}", highlight=False, soft_wrap=True)
-    facts = options.facts(trained)
+
+    model_facts = options.facts(trained)
     model = HarnessModel(
         load_model(trained, device_of(options.device)),
         trained.run.tokenizer,
-        facts["window"],
+        model_facts["window"],
         options.batch_size,
         read_overrides(options),
         autocast_of(options.precision),
     )
-    report = runner.run(
-        model, asked, folder, {"model": facts, "skipped": skipped}, console
-    )
-    show(console, score_table(facts, report))
+    facts = {"model": model_facts, "skipped": skipped}
+    report = score_tasks(model, tasks, folder, facts, console)
+    show(console, score_table(model_facts, report))
     return str(folder / RESULTS)
 
 
-def _asked(options: Evaluate) -> tuple[list["Asked"], dict[str, str]]:
+def _load_tasks(options: Evaluate) -> tuple[list["LoadedTask"], dict[str, str]]:
     """The benchmarks with their documents; and the reasons for those that are left
     out."""
     data = [folder_of("--data", path) for path in options.data]
-    if absent := next((path for path in data if not path.exists()), None):
-        raise UserError(f"--data '{absent}' does not exist; give a folder")
-    changes, skipped = {}, {}
+    for path in data:
+        if not path.exists():
+            raise UserError(f"--data '{path}' does not exist; give a folder")
+
+    # Missing files are found before the slow import.
+    changes: dict[str, dict[str, Any]] = {}
+    skipped: dict[str, NoData] = {}
     for name in options.benchmarks:
         try:
             changes[name] = Benchmark(name).local(data)
         except NoData as missing:
             skipped[name] = missing
-    if skipped and (options.tasks or not changes):
-        raise next(iter(skipped.values()))
-    from dualpath_cli.evaluation.runner import ask
+    _check_skipped(options, skipped, remaining=len(changes))
 
-    asked = []
-    for name, changed in changes.items():
+    from dualpath_cli.evaluation.runner import load_task
+
+    tasks = []
+    for name, task_changes in changes.items():
         try:
-            asked.append(ask(Benchmark(name), changed, options.documents))
+            tasks.append(load_task(Benchmark(name), task_changes, options.documents))
         except NoData as missing:
             skipped[name] = missing
-    if skipped and (options.tasks or not asked):
-        raise next(iter(skipped.values()))
-    return asked, {name: str(missing) for name, missing in skipped.items()}
+    _check_skipped(options, skipped, remaining=len(tasks))
+
+    return tasks, {name: str(missing) for name, missing in skipped.items()}
+
+
+def _check_skipped(
+    options: Evaluate, skipped: Mapping[str, NoData], remaining: int
+) -> None:
+    """Raises the first NoData if the benchmark was named, or none remains."""
+    for missing in skipped.values():
+        if options.tasks or not remaining:
+            raise missing

@@ -1,12 +1,12 @@
-"""Models for lm-evaluation-harness: likelihoods of texts of any length, and generated
-texts.
+"""Models for lm-evaluation-harness: likelihoods of texts, and generated texts.
 
 Shapes: B requests of a batch, T positions, D model width, V ids of the tokenizer, N
 scored positions.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from lm_eval.api.instance import Instance
@@ -19,27 +19,38 @@ from dualpath_cli.decoding.cache import Cache
 from dualpath_cli.decoding.decoder import Decoder
 from dualpath_cli.decoding.decoding_pass import forward
 from dualpath_cli.decoding.options import Sampling
-from dualpath_cli.decoding.writing import Limits, Sampler, batches, write_on
+from dualpath_cli.decoding.writing import (
+    Limits,
+    Sampler,
+    batches_by_length,
+    generate_batch,
+)
+from dualpath_cli.evaluation.benchmarks import LogLikelihood
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.report.console import Progress, counted, plain_console
 from dualpath_cli.spec.intervention import Intervention
 
-# ids, the last of which is no input; number of scored ids at the end
-Part = tuple[list[int], int]
-Answer = tuple[float, bool]  # nats, and whether greedy decoding would give this text
+
+class ScoredPart(NamedTuple):
+    """A part of a continuation, after as many earlier ids as there is room for."""
+
+    ids: list[int]  # the last of them is not an input
+    scored: int  # number of ids at the end that are scored
 
 
-def parts_of(context: Sequence[int], ids: Sequence[int], window: int) -> Iterator[Part]:
-    """Yields the ids read for each part of a continuation, and the number scored at
-    their end.
+def parts_of(
+    context: Sequence[int], ids: Sequence[int], window: int
+) -> Iterator[ScoredPart]:
+    """Yields the parts in which a continuation of any length is scored.
 
-    Parts have `window` ids; the last part has the rest. Each part is read after as many
-    earlier ids as there is room for: `window` ids are read, and one more is scored.
+    `window` ids are scored in each part, the rest in the last one. At most `window` ids
+    are read, and one more is scored.
     """
     whole = [*context, *ids]
     for start in range(len(context), len(whole), window):
         end = min(start + window, len(whole))
-        yield whole[max(0, end - window - 1) : end], end - start
+        first = max(0, end - window - 1)
+        yield ScoredPart(whole[first:end], end - start)
 
 
 LOGITS_AT_ONCE = 1 << 26  # 256 MiB in float32
@@ -70,7 +81,8 @@ class HarnessModel(TemplateLM):
         """
         super().__init__()
         self._head_VD = model.head.weight.detach()[: tokenizer.vocab_size].float()
-        model.head = nn.Identity()  # type: ignore[assignment] # logits are made where they count
+        # The model returns states; logits are made only where they count.
+        model.head = nn.Identity()  # type: ignore[assignment]
         self._model = model.eval().requires_grad_(False)
         self._tokenizer = tokenizer
         self.window = window  # the most ids that the model sees at once
@@ -94,7 +106,7 @@ class HarnessModel(TemplateLM):
 
     def loglikelihood(
         self, requests: list[Instance], disable_tqdm: bool = True
-    ) -> list[Answer]:
+    ) -> list[LogLikelihood]:
         return super().loglikelihood(requests, disable_tqdm=True)
 
     def loglikelihood_rolling(
@@ -107,98 +119,119 @@ class HarnessModel(TemplateLM):
 
     def _loglikelihood_tokens(
         self, requests: list[Any], **options: Any
-    ) -> list[Answer]:
+    ) -> list[LogLikelihood]:
         """Scores requests, triples of texts, ids of the context, and ids to score."""
-        numbers, parts = [], []
+        parts = []
+        request_of_part = []
         for number, (_, context, ids) in enumerate(requests):
-            for part in parts_of(context or [self.prefix_token_id], ids, self.window):
-                numbers.append(number)
+            before = context or [self.prefix_token_id]
+            for part in parts_of(before, ids, self.window):
                 parts.append(part)
+                request_of_part.append(number)
+
         self.progress.begin(len(parts))
-        sums, greedy = [0.0] * len(requests), [True] * len(requests)
-        for number, (loglikelihood, hit) in zip(
-            numbers, self.score(parts), strict=True
+        sums = [0.0] * len(requests)
+        greedy = [True] * len(requests)
+        for number, (loglikelihood, is_greedy) in zip(
+            request_of_part, self.score(parts), strict=True
         ):
             sums[number] += loglikelihood
-            greedy[number] &= hit
+            greedy[number] &= is_greedy
+
         return list(zip(sums, greedy, strict=True))
 
     def generate_until(
         self, requests: list[Instance], disable_tqdm: bool = True
     ) -> list[str]:
         self.progress.begin(len(requests))
-        texts = [""] * len(requests)
+        sampler = Sampler(Sampling(greedy=True), self._tokenizer.vocab_size)
         prompts = [self.tok_encode(request.args[0]) for request in requests]
-        for rows in batches([len(prompt) for prompt in prompts], self._batch_size):
+        lengths = [len(prompt) for prompt in prompts]
+        texts = [""] * len(requests)
+
+        for rows in batches_by_length(lengths, self._batch_size):
+            # Requests of a task have the same options.
             options = requests[rows[0]].args[1]
             most = min(options["max_gen_toks"], self.window // 2)
+            stops = tuple(options["until"])
+            limits = Limits(most, self.window, self.eot_token_id, stops)
+
+            cut = [prompts[row][-(self.window - most) :] for row in rows]
             decoder = Decoder(self._model, self._intervention, self._autocast)
-            read = [prompts[row][-(self.window - most) :] for row in rows]
-            limits = Limits(
-                most, self.window, self.eot_token_id, tuple(options["until"])
-            )
-            decoder.begin(limits.positions([len(ids) for ids in read]))
-            pieces = write_on(
-                # The model's head returns states; logits are computed from these.
-                lambda *given, states=decoder.next_logits: self._logits(states(*given)),
-                read,
-                Sampler(Sampling(greedy=True), self._tokenizer.vocab_size),
+            decoder.begin(limits.positions([len(ids) for ids in cut]))
+            new_tokens = generate_batch(
+                partial(self._next_logits, decoder),
+                cut,
+                sampler,
                 [torch.Generator()] * len(rows),
                 self._tokenizer.token_values(),
                 limits,
                 decoder.select,
             )
-            for piece in pieces:
-                texts[rows[piece.row]] += piece.text
+            for token in new_tokens:
+                texts[rows[token.row]] += token.text
             self.progress.advance(len(rows))
+
         return texts
 
-    def score(self, parts: Sequence[Part]) -> list[Answer]:
+    def _next_logits(
+        self, decoder: Decoder, ids_BT: torch.Tensor, mask_BT: torch.Tensor
+    ) -> torch.Tensor:
+        """The logits of the next token, (B, V): without a head, the decoder returns
+        states."""
+        return self._logits(decoder.next_logits(ids_BT, mask_BT))
+
+    def score(self, parts: Sequence[ScoredPart]) -> list[LogLikelihood]:
         """Scores parts in batches of similar length, longest first.
 
         Raises:
             RunFailed: if likelihoods are not finite.
         """
-        answers: list[Answer] = [(0.0, True)] * len(parts)
-        for rows in batches([len(ids) for ids, _ in parts], self._batch_size):
-            read, spans = zip(*(parts[row] for row in rows), strict=True)
-            x_BTD = self._states([ids[:-1] for ids in read])
-            x_ND = torch.cat(
-                [
-                    x_BTD[place, len(ids) - 1 - span : len(ids) - 1]
-                    for place, (ids, span) in enumerate(zip(read, spans, strict=True))
-                ]
-            )
-            targets = [
-                id for ids, span in zip(read, spans, strict=True) for id in ids[-span:]
-            ]
-            logs_N, hits_N = self._logs_and_hits(
-                x_ND, torch.tensor(targets, device=self.device)
-            )
+        scores: list[LogLikelihood] = [(0.0, True)] * len(parts)
+        lengths = [len(part.ids) for part in parts]
+        for rows in batches_by_length(lengths, self._batch_size):
+            batch = [parts[row] for row in rows]
+            x_BTD = self._states([part.ids[:-1] for part in batch])
+
+            # Each id is predicted by the state before.
+            states = []
+            targets = []
+            for x_TD, part in zip(x_BTD, batch, strict=True):
+                inputs = len(part.ids) - 1
+                states.append(x_TD[inputs - part.scored : inputs])
+                targets += part.ids[-part.scored :]
+            targets_N = torch.tensor(targets, device=self.device)
+            logs_N, greedy_N = self._logs_and_greedy(torch.cat(states), targets_N)
             if not logs_N.isfinite().all():
                 raise RunFailed("the model's likelihoods are not finite")
-            scored = zip(rows, logs_N.split(spans), hits_N.split(spans), strict=True)
-            for row, logs, hits in scored:
-                answers[row] = float(logs.sum()), bool(hits.all())
+
+            sizes = [part.scored for part in batch]
+            logs_of_rows = logs_N.split(sizes)
+            greedy_of_rows = greedy_N.split(sizes)
+            for row, logs, greedy in zip(
+                rows, logs_of_rows, greedy_of_rows, strict=True
+            ):
+                scores[row] = float(logs.sum()), bool(greedy.all())
             self.progress.advance(len(rows))
-        return answers
+
+        return scores
 
     def _states(self, sequences: Sequence[list[int]]) -> torch.Tensor:
-        """The normalised residual stream of sequences, padded on the right, (B, T, D).
+        """The normalised residual stream of sequences, padded on the right, (B, T,
+        D)."""
+        lengths = [len(ids) for ids in sequences]
+        longest = max(lengths)
+        eot = self.eot_token_id
+        padded = [[*ids, *[eot] * (longest - len(ids))] for ids in sequences]
+        ids_BT = torch.tensor(padded)
+        mask_BT = torch.arange(longest) < torch.tensor(lengths)[:, None]
 
-        Their common beginning, mostly few-shot examples, is read once.
-        """
-        longest = max(map(len, sequences))
-        rows = [
-            [*ids, *[self.eot_token_id] * (longest - len(ids))] for ids in sequences
-        ]
-        lengths_B1 = torch.tensor([[len(ids)] for ids in sequences])
-        ids_BT, mask_BT = torch.tensor(rows), torch.arange(longest) < lengths_B1
-        shared = (
-            shared_beginning(sequences) if self._cached and len(sequences) > 1 else 0
-        )
+        # The common beginning of sequences, mostly few-shot examples, is read once.
+        can_share = self._cached and len(sequences) > 1
+        shared = shared_beginning(sequences) if can_share else 0
         if shared < LEAST_SHARED:
             return self._forward(ids_BT, mask_BT)
+
         cache = Cache(self._model.config, capacity=longest)
         x_1TD = self._forward(ids_BT[:1, :shared], mask_BT[:1, :shared], cache=cache)
         cache.select([0] * len(sequences))
@@ -212,44 +245,48 @@ class HarnessModel(TemplateLM):
         """The normalised residual stream (B, T, D) of ids; `mask_BT` is False at
         padding."""
         if self._intervention is not None:
-            options |= {
-                "intervention": self._intervention,
-                "token_mask": mask_BT.to(self.device),
-            }
-        with torch.autocast(
-            self.device.type, self._autocast, enabled=self._autocast is not None
-        ):
+            options["intervention"] = self._intervention
+            options["token_mask"] = mask_BT.to(self.device)
+
+        is_cast = self._autocast is not None
+        with torch.autocast(self.device.type, self._autocast, enabled=is_cast):
             return forward(self._model, ids_BT.to(self.device), **options)
 
     def _logits(self, x_ND: torch.Tensor) -> torch.Tensor:
         return x_ND.float() @ self._head_VD.T
 
     @torch.inference_mode()
-    def _logs_and_hits(
+    def _logs_and_greedy(
         self, x_ND: torch.Tensor, targets_N: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-likelihood of each target in float64, and whether the target is
         likeliest, (N,)."""
-        parts = -(-len(targets_N) * len(self._head_VD) // LOGITS_AT_ONCE)
-        logs, hits = [], []
-        for x, targets in zip(
-            x_ND.tensor_split(max(parts, 1)),
-            targets_N.tensor_split(max(parts, 1)),
-            strict=True,
-        ):
+        # The logits of all positions may not fit into memory.
+        all_logits = len(targets_N) * len(self._head_VD)
+        splits = max(1, -(-all_logits // LOGITS_AT_ONCE))
+        x_splits = x_ND.tensor_split(splits)
+        target_splits = targets_N.tensor_split(splits)
+
+        logs = []
+        greedy = []
+        for x, targets in zip(x_splits, target_splits, strict=True):
             logits_NV = self._logits(x)
             chosen_N = logits_NV.gather(-1, targets[:, None])[:, 0]
             logs.append((chosen_N - logits_NV.logsumexp(-1)).double())
-            hits.append(logits_NV.argmax(-1) == targets)
-        return torch.cat(logs).cpu(), torch.cat(hits).cpu()
+            greedy.append(logits_NV.argmax(-1) == targets)
+
+        return torch.cat(logs).cpu(), torch.cat(greedy).cpu()
 
 
 def shared_beginning(sequences: Sequence[list[int]]) -> int:
     """Number of common ids at the start of all sequences, less than the shortest
     length."""
-    least, most = min(sequences), max(sequences)  # all others lie between these two
-    pairs = zip(least, most, strict=False)
-    same = next(
-        (place for place, (one, other) in enumerate(pairs) if one != other), len(least)
-    )
-    return min(same, *(len(ids) - 1 for ids in sequences))
+    # By order all other sequences lie between these two, and so share their beginning.
+    first = min(sequences)
+    last = max(sequences)
+    same = 0
+    while same < min(len(first), len(last)) and first[same] == last[same]:
+        same += 1
+
+    shortest = min(len(ids) for ids in sequences)
+    return min(same, shortest - 1)

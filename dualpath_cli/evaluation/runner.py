@@ -1,5 +1,4 @@
-"""Benchmarks by lm-evaluation-harness: tasks from files or the hub, documents drawn,
-the scores.
+"""Benchmarks by lm-evaluation-harness: their tasks, the documents drawn, the scores.
 
 OUT/<model>/results.json        the harness's report, after each benchmark, with facts
                                 on the model
@@ -60,38 +59,41 @@ def _quietly() -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Asked:
+class LoadedTask:
+    """A benchmark as a task of the harness, and the documents to score."""
+
     benchmark: Benchmark
     task: ConfigurableTask
     documents: list[int]  # places in the file or split
 
     @property
-    def samples(self) -> dict[str, list[int]] | None:
+    def samples(self) -> list[int] | None:
         """The documents as the harness takes them; None for all."""
-        every = len(self.documents) == len(self.task.eval_docs)
-        return None if every else {self.benchmark.name: self.documents}
+        takes_all = len(self.documents) == len(self.task.eval_docs)
+        return None if takes_all else self.documents
 
     def requests(self) -> list[Instance]:
-        samples = self.samples and self.samples[self.benchmark.name]
-        self.task.build_all_requests(samples=samples)
+        self.task.build_all_requests(samples=self.samples)
         return self.task.instances
 
 
-def write_requests(asked: Asked, out: Path) -> Path:
+def write_requests(task: LoadedTask, out: Path) -> Path:
     """Writes OUT/requests/TASK.jsonl, a line for each request; returns its path.
 
     A line has the number of the document, `doc`, and of the request, `idx`. Then follow
     `context` and `continuation`; or only the `context` of a generated answer; or a
     whole `text`.
     """
-    path = out / REQUESTS / f"{asked.benchmark.name}.jsonl"
-    names = ("text",) if asked.benchmark.is_text else ("context", "continuation")
+    path = out / REQUESTS / f"{task.benchmark.name}.jsonl"
+    names = ("text",) if task.benchmark.is_text else ("context", "continuation")
+
     lines = []
-    for request in asked.requests():
+    for request in task.requests():
         texts = [text for text in request.args if isinstance(text, str)]
-        place = {"doc": asked.documents[request.doc_id], "idx": request.idx}
-        record = place | dict(zip(names, texts, strict=False))
+        record = {"doc": task.documents[request.doc_id], "idx": request.idx}
+        record |= zip(names, texts, strict=False)
         lines.append(json.dumps(record, ensure_ascii=False) + "\n")
+
     write_text(path, "".join(lines))
     return path
 
@@ -106,19 +108,28 @@ def _with_functions(part: Any) -> Any:
 
 
 @_quietly()
-def ask(benchmark: Benchmark, changes: Mapping[str, Any], limit: int | None) -> Asked:
-    """A benchmark's task file with `changes` (empty for the hub), and its documents."""
+def load_task(
+    benchmark: Benchmark, changes: Mapping[str, Any], limit: int | None
+) -> LoadedTask:
+    """A benchmark's task file with `changes` (empty for the hub), and its documents.
+
+    Raises:
+        UserError: if a local file cannot be scored, or there is no network.
+        NoData: if the hub lacks the benchmark, or the file has no document of it.
+    """
     config = _with_functions(dict(benchmark.config))
-    kind = config.pop("class", ConfigurableTask)
-    files = changes["dataset_kwargs"]["data_files"] if changes else {}
-    hub = f"hf:{config['dataset_path']}"
+    task_class = config.pop("class", ConfigurableTask)
     # Of the worked examples, the harness takes the first.
     shots = {config.get("fewshot_split"): config["num_fewshot"]}
     config["process_docs"] = partial(config["process_docs"], first=shots)
+
+    # A local benchmark is named by its files, another by its dataset on the hub.
+    files = changes["dataset_kwargs"]["data_files"] if changes else {}
+    hub = f"hf:{config['dataset_path']}"
     try:
-        task = kind(config=config | changes)
+        task = task_class(config=config | changes)
         docs = task.eval_docs
-        # checks their number
+        # checks the number of worked examples
         task.fewshot_context(docs[0], num_fewshot=task.config.num_fewshot)
     except olmes.BadDocument as bad:
         reason = f"row {bad.row} cannot be scored as {benchmark.name}: {bad.reason}"
@@ -127,74 +138,87 @@ def ask(benchmark: Benchmark, changes: Mapping[str, Any], limit: int | None) -> 
         raise NoData(f"{hub} {bad.split} {reason}; give --data DIR") from None
     except Exception as error:
         # anything from network or hub, or a file in another format
-        cause = error.__cause__ or error
-        reason = (
-            f"{benchmark.name} ({type(cause).__name__}: "
-            f"{' '.join(str(cause).split()):.160})"
-        )
+        reason = f"cannot be read as {benchmark.name} ({_cause_text(error)})"
         if changes:
-            raise UserError(
-                f"{', '.join(files.values())} cannot be read as {reason}"
-            ) from None
+            raise UserError(f"{', '.join(files.values())} {reason}") from None
         # Without a network all other benchmarks would fail, too.
-        kind = UserError if isinstance(error, ConnectionError) else NoData
-        raise kind(f"{hub} cannot be read as {reason}; give --data DIR") from None
+        is_offline = isinstance(error, ConnectionError)
+        error_class = UserError if is_offline else NoData
+        raise error_class(f"{hub} {reason}; give --data DIR") from None
+
+    # The harness's report names tasks by this.
     task.set_config("task", benchmark.name)
-    numbers, subject = list(range(len(docs))), config["metadata"].get("subject")
+    documents = list(range(len(docs)))
+    subject = config["metadata"].get("subject")
     if subject is not None and "subject" in docs.column_names:
-        subjects = list(docs["subject"])
-        # A row of an unknown subject would count in no benchmark.
-        strays = [
-            number for number, other in enumerate(subjects) if other not in SUBJECTS
-        ]
-        if strays:
-            place = f"{files.get(config['test_split'], hub)} row {strays[0] + 1}"
+        location = files.get(config["test_split"], hub)
+        documents = _documents_of_subject(list(docs["subject"]), subject, location)
+    if not documents:
+        raise NoData(f"the file of {benchmark.name} has no document of it")
+
+    if limit is not None and limit < len(documents):
+        documents = sorted(random.Random(SEED).sample(documents, limit))
+    return LoadedTask(benchmark, task, documents)
+
+
+def _cause_text(error: Exception) -> str:
+    cause = error.__cause__ or error
+    one_line = " ".join(str(cause).split())
+    return f"{type(cause).__name__}: {one_line:.160}"
+
+
+def _documents_of_subject(
+    subjects: Sequence[str], wanted: str, location: str
+) -> list[int]:
+    """The places of the rows with a subject; `subjects` are those of all rows.
+
+    Raises UserError for a row of an unknown subject, which would count in no benchmark.
+    """
+    documents = []
+    for place, subject in enumerate(subjects):
+        if subject not in SUBJECTS:
             names = ", ".join(SUBJECTS)
             raise UserError(
-                f"{place}: subject {subjects[strays[0]]!r:.40} is none of {names}"
+                f"{location} row {place + 1}: subject {subject!r:.40} is none of "
+                f"{names}"
             )
-        numbers = [number for number, other in enumerate(subjects) if other == subject]
-    if not numbers:
-        raise NoData(f"the file of {benchmark.name} has no document of it")
-    if limit is not None and limit < len(numbers):
-        numbers = sorted(random.Random(SEED).sample(numbers, limit))
-    return Asked(benchmark, task, numbers)
+        if subject == wanted:
+            documents.append(place)
+
+    return documents
 
 
 @_quietly()
-def run(
+def score_tasks(
     model: HarnessModel,
-    asked: Sequence[Asked],
+    tasks: Sequence[LoadedTask],
     folder: Path,
     facts: Mapping[str, Any],
     console: Console,
 ) -> Report:
     """Returns the harness's report of all benchmarks; writes the report, with `facts`,
-    after each.
-
-    Benchmarks run one by one, so that the requests of a batch share few-shot examples.
-    """
+    after each."""
+    # One by one, so that the requests of a batch share few-shot examples, and an
+    # interrupted call keeps the benchmarks before.
     report: dict[str, Any] = {}
-    for one in asked:
-        name = one.benchmark.name
+    for task in tasks:
+        name = task.benchmark.name
+        samples = None if task.samples is None else {name: task.samples}
         with Progress(console, name, counted("requests")) as progress:
             model.progress = progress
-            found: Any = evaluate(
-                model, {"tasks": {name: one.task}}, samples=one.samples
-            )
+            found: Any = evaluate(model, {"tasks": {name: task.task}}, samples=samples)
         for part, content in found.items():
             report[part] = report.get(part, {}) | content
+
         # Contexts are left out: each repeats the few-shot examples.
-        lines = [
-            _json(_without(row, "arguments")) + "\n" for row in found["samples"][name]
-        ]
+        rows = [_without(row, "arguments") for row in found["samples"][name]]
+        lines = [_json(row) + "\n" for row in rows]
         write_text(folder / SAMPLES / f"{name}.jsonl", "".join(lines))
-        results = {
-            **facts,
-            "means": means_of(scores_of(report)),
-            **_without(report, "samples"),
-        }
+
+        means = means_of(scores_of(report))
+        results = {**facts, "means": means, **_without(report, "samples")}
         write_text(folder / RESULTS, _json(results, indent=2) + "\n")
+
     return report
 
 

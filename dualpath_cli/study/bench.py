@@ -1,5 +1,4 @@
-"""The bench of all studies: runs their passes on any number of devices, and keeps
-finished passes.
+"""The bench of all studies: runs passes on any number of devices, and keeps them.
 
 A *pass* is one source under one change of the model. A finished pass is a file of
 arrays, named by a hash of the facts that decide its numbers: checkpoint, texts,
@@ -21,6 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -49,12 +49,17 @@ from dualpath_cli.training.session import Session
 
 
 def study_facts(launch: StudyLaunch, trainer: Trainer) -> dict[str, Any]:
-    """Facts of a report: the checkpoint with one hash of its weights, model, machine,
+    """Facts of a report: checkpoint, with one hash of its weights, model, machine,
     data."""
-    settings, run = launch.settings, launch.run
-    sha256 = hash_of_weights(run.checkpoint)
+    settings = launch.settings
+    run = launch.run
+    checkpoint = {
+        "path": str(run.checkpoint),
+        "step": run.step,
+        "sha256": hash_of_weights(run.checkpoint),
+    }
     return {
-        "checkpoint": {"path": str(run.checkpoint), "step": run.step, "sha256": sha256},
+        "checkpoint": checkpoint,
         "model": asdict(settings.model),
         "seed": settings.seed_everything,
         "precision": str(trainer.precision),
@@ -68,8 +73,7 @@ def study_facts(launch: StudyLaunch, trainer: Trainer) -> dict[str, Any]:
 
 
 def decisive_facts(facts: dict[str, Any], trainer: Trainer) -> dict[str, Any]:
-    """The facts that decide numbers to the last bit; paths of files are not among
-    these."""
+    """The facts that decide numbers to the last bit, so without paths of files."""
     names = ("model", "seed", "precision", "device", "torch", "devices", "micro_batch")
     return {name: facts[name] for name in names} | {
         "checkpoint": facts["checkpoint"]["sha256"],
@@ -79,14 +83,14 @@ def decisive_facts(facts: dict[str, Any], trainer: Trainer) -> dict[str, Any]:
 
 
 def source_facts(
-    name: str, of_set: ValidationSet, windows: Windows, tokenizer: str
+    name: str, validation_set: ValidationSet, windows: Windows, tokenizer: str
 ) -> dict[str, Any]:
     """Facts about a source; `tokenizer` is the fingerprint of its tokenizer.
 
     `sha256` is the hash of the source's file or concatenated files, or a data folder's
     fingerprint.
     """
-    location = of_set.path
+    location = validation_set.path
     if exists(f"{location}/{MANIFEST}"):
         digest = Manifest.read(location).fingerprint
     else:
@@ -95,10 +99,11 @@ def source_facts(
             with path.open("rb") as file:
                 hashlib.file_digest(file, lambda: content)
         digest = content.hexdigest()
+
     return {
         "name": name,
         "path": location,
-        "field": of_set.field,
+        "field": validation_set.field,
         "sha256": digest,
         "tokenizer": tokenizer,
         "sequences": windows.n_filled,
@@ -111,6 +116,7 @@ def array_digest(arrays: Iterable[npt.NDArray[Any]]) -> str:
     """Hash of arrays of whole numbers, and of their lengths."""
     digest = hashlib.sha256()
     for array in arrays:
+        # Without lengths, [1] and [2] would have the hash of [1, 2].
         digest.update(f"{len(array)}/".encode())
         digest.update(np.ascontiguousarray(array, np.int64).tobytes())
     return digest.hexdigest()
@@ -119,6 +125,16 @@ def array_digest(arrays: Iterable[npt.NDArray[Any]]) -> str:
 Arrays = dict[str, npt.NDArray[Any]]  # results of a pass by name
 
 _SEAL = "seal"  # the name, in a pass's file, of `Pass._seal`
+_DAMAGED = (
+    OSError,
+    EOFError,
+    TypeError,
+    ValueError,
+    RuntimeError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
+"""What reading a missing or damaged file of arrays raises."""
 FILLER = -1  # the place of a window that only fills up a batch
 
 
@@ -179,38 +195,32 @@ class Pass(ABC):
         `facts` are the facts that all passes share: checkpoint, precision and so on.
         """
         # The windows' tokens decide the numbers, wherever the text came from.
-        read = {
+        text_facts = {
             "windows": array_digest(self.windows.windows),
             "clusters": clusters_of(self.windows).of_window,
         }
-        text = json.dumps({**facts, **read, **self.decisive}, sort_keys=True)
+        text = json.dumps({**facts, **text_facts, **self.decisive}, sort_keys=True)
         self._key = hashlib.sha256(text.encode()).hexdigest()
         self.path = folder / f"{self.source}-{self._key[:16]}.npz"
 
-    def find(self) -> bool:
+    def read_finished(self) -> bool:
         """Reads the arrays of a finished pass; False if there are none, or if the seal
         differs."""
         try:
             arrays = read_arrays(self.path)
-            found = arrays.pop(_SEAL, np.array("")).item() == self._seal(arrays)
-        except (
-            OSError,
-            EOFError,
-            TypeError,
-            ValueError,
-            RuntimeError,
-            zipfile.BadZipFile,
-            zlib.error,
-        ):
+            seal = arrays.pop(_SEAL, np.array("")).item()
+            is_finished = seal == self._seal(arrays)
+        except _DAMAGED:
             return False
-        self.arrays = arrays if found else {}
-        return found
 
-    def keep(self, arrays: Arrays) -> None:
+        self.arrays = arrays if is_finished else {}
+        return is_finished
+
+    def write_finished(self, arrays: Arrays) -> None:
         """Writes the arrays, whole or not at all: their file marks the pass as
         finished."""
+        sealed = arrays | {_SEAL: np.array(self._seal(arrays))}
         with replacing(self.path) as partial, partial.open("wb") as file:
-            sealed = arrays | {_SEAL: np.array(self._seal(arrays))}
             np.savez_compressed(file, **sealed)  # type: ignore[arg-type]
         self.arrays = arrays
 
@@ -221,6 +231,7 @@ class Pass(ABC):
         for name, array in sorted(arrays.items()):
             digest.update(f"{name} {array.dtype} {array.shape}".encode())
             digest.update(np.ascontiguousarray(array).tobytes())
+
         if self.table is not None:
             digest.update(hash_file(self.path.with_suffix(self.table)).encode())
         return digest.hexdigest()
@@ -269,13 +280,12 @@ class StudyModule(DualPathModule):
         """Facts that all passes share, for the report."""
         self.sources: dict[str, dict[str, Any]] = {}
         """Facts about each source, for the report."""
-        self._study, self._session, self._progress, self._files = (
-            study,
-            session,
-            progress,
-            files,
-        )
-        self._passes: dict[str, Sequence[Pass]] = {}
+
+        self._study = study
+        self._session = session
+        self._progress = progress
+        self._files = files
+        self._passes: dict[str, Sequence[Pass]] = {}  # by source
         self._missing: list[Pass] = []
         self._batches: list[range] = []  # of the current pass
 
@@ -284,40 +294,44 @@ class StudyModule(DualPathModule):
 
         Made here, as the number of ranks is not known earlier.
         """
-        launch, datamodule = self._session.launch, self._session.datamodule
+        launch = self._session.launch
+        datamodule = self._session.datamodule
         datamodule.trainer = self.trainer
+        tokenizer = datamodule.tokenizer
+
         self.facts = study_facts(launch, self.trainer)
         decisive = decisive_facts(self.facts, self.trainer)
         decisive["semantics"] = self._study.semantics
-        tokenizer = datamodule.tokenizer
-        for name, of_set in launch.settings.data.validation_sets.items():
+
+        for name, validation_set in launch.settings.data.validation_sets.items():
             windows = datamodule.windows(name)
-            self.sources[name] = source_facts(
-                name, of_set, windows, tokenizer.fingerprint
-            )
+            fingerprint = tokenizer.fingerprint
+            facts = source_facts(name, validation_set, windows, fingerprint)
+            self.sources[name] = facts
             self._passes[name] = self._study.passes(name, windows, tokenizer)
             for pass_ in self._passes[name]:
                 pass_.locate(self._study.folder, decisive)
                 # All ranks run the passes that the first rank lacks: nodes have
                 # different files.
-                missing = self.trainer.is_global_zero and not pass_.find()
+                missing = self.trainer.is_global_zero and not pass_.read_finished()
                 if self.trainer.strategy.broadcast(missing):
                     self._missing.append(pass_)
-        loaders = [
-            datamodule.loader(
-                pass_.windows, partial(collate, last_is_input=pass_.last_is_input)
-            )
-            for pass_ in self._missing
-        ]
+
+        loaders = []
+        for pass_ in self._missing:
+            collate_pass = partial(collate, last_is_input=pass_.last_is_input)
+            loaders.append(datamodule.loader(pass_.windows, collate_pass))
         self._progress.begin(sum(map(len, loaders)))
+
+        # Reports of sources without a missing pass do not wait for others.
         for name in self._passes:
-            self._finish(name)
+            self._finish_if_complete(name)
         return loaders
 
     @property
     def kept(self) -> str:
-        """The number of finished passes on the first rank, in words."""
-        passes = [pass_ for source in self._passes.values() for pass_ in source]
+        """The number of finished passes on the first rank, as text."""
+        passes = list(chain.from_iterable(self._passes.values()))
         finished = sum(bool(pass_.arrays) for pass_ in passes)
         return f"{finished} of {len(passes)} passes are kept"
 
@@ -327,35 +341,40 @@ class StudyModule(DualPathModule):
         """Runs a batch; the last one of a pass ends it."""
         pass_ = self._missing[dataloader_idx]
         tokens, targets = batch
+        # Lightning has no hook between two dataloaders of one validation.
         if batch_idx == 0:
             pass_.begin(self, self._files)
             self._batches = self._session.datamodule.batches(pass_.windows)
-        places = self._batches[batch_idx][
-            self.trainer.global_rank :: self.trainer.world_size
-        ]
-        pass_.step(
-            tokens,
-            targets,
-            [n if n < pass_.windows.n_filled else FILLER for n in places],
-        )
+
+        # Ranks take turns with the windows of a batch.
+        rank = self.trainer.global_rank
+        ranks = self.trainer.world_size
+        all_places = self._batches[batch_idx]
+        own_places = all_places[rank::ranks]
+
+        n_filled = pass_.windows.n_filled
+        places = [place if place < n_filled else FILLER for place in own_places]
+        pass_.step(tokens, targets, places)
         self._progress.advance(title=pass_.title)
-        if batch_idx + 1 == len(self._batches):
+
+        is_last_batch = batch_idx + 1 == len(self._batches)
+        if is_last_batch:
             arrays = pass_.end()
             self._files.close()
             if self.trainer.is_global_zero:
-                pass_.keep(arrays)
-                self._finish(pass_.source)
+                pass_.write_finished(arrays)
+                self._finish_if_complete(pass_.source)
 
     def on_validation_epoch_end(self) -> None:
         """Publishes no metric."""
 
-    def _finish(self, source: str) -> None:
+    def _finish_if_complete(self, source: str) -> None:
         passes = self._passes[source]
         if all(pass_.arrays for pass_ in passes):
             self._study.finish(source, passes)
 
 
-def run(study: Study[Any], session: Session[StudyLaunch]) -> StudyModule:
+def run_passes(study: Study[Any], session: Session[StudyLaunch]) -> StudyModule:
     """Runs all unfinished passes of a study; returns the module, which has the facts.
 
     Raises:
@@ -363,10 +382,9 @@ def run(study: Study[Any], session: Session[StudyLaunch]) -> StudyModule:
     """
     module = session.module
     assert isinstance(module, StudyModule)
-    with (
-        Progress(session.console, "", counted("batches")) as progress,
-        ExitStack() as files,
-    ):
+
+    progress_bar = Progress(session.console, "", counted("batches"))
+    with progress_bar as progress, ExitStack() as files:
         module.prepare(study, session, progress, files)
         try:
             session.trainer.validate(module, verbose=False)
@@ -376,4 +394,5 @@ def run(study: Study[Any], session: Session[StudyLaunch]) -> StudyModule:
                 raise
             kept = f"{module.kept}; the same command continues"
             raise type(end.__context__)(kept) from end
+
     return module

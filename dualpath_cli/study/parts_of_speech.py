@@ -1,5 +1,4 @@
-"""The part of speech of each model token, as a universal (UPOS) tag, and classes of
-tokens by tag.
+"""The part of speech of each model token (UPOS), and classes of tokens by tag.
 
 Tags are set by spaCy and by a rule for arithmetic; slow imports wait until tags are
 needed.
@@ -83,10 +82,10 @@ class ForcedClass:
 
 
 # the first character, the one after the last, and their tag
-Span = tuple[int, int, str]
+TaggedSpan = tuple[int, int, str]
 
 MOST_CHARACTERS = 50_000
-"""Characters that spaCy tags at once: each takes 4 kB, and spaCy refuses a million."""
+"""Characters that spaCy tags at once: each takes 4 kB, and spaCy rejects a million."""
 
 _NUMBER = r"\(*[$€£¥¢]?(?:\.?\d|<<)"  # the beginning of a number
 _ARITHMETIC = re.compile(
@@ -128,27 +127,38 @@ class Tagger:
     def tags(self, windows: Iterable[Sequence[bytes]]) -> Iterator[list[str]]:
         """Yields a tag per token of each window, in order.
 
-        A token is given by its bytes, `Tokenizer.token_values()[id]`. A token of blanks
-        alone is SPACE. A token without bytes, such as a special token, is "".
+        A token stands as its bytes, `Tokenizer.token_values()[id]`. A token of only
+        blanks is SPACE. A token without bytes, such as a special token, is "".
         """
-        sections = (
-            (text[start : start + MOST_CHARACTERS], (window, text, start))
-            for window, text in ((window, text_of(window)) for window in windows)
-            for start in range(0, max(1, len(text)), MOST_CHARACTERS)
-        )
-        words: list[Span] = []
-        for doc, (window, text, start) in self.nlp.pipe(
-            sections, as_tuples=True, batch_size=8
-        ):
-            words += (
-                (start + word.idx, start + word.idx + len(word), word.pos_ or "X")
-                for word in doc
-                # pipelines trained on treebanks have no tag for blanks
-                if not word.is_space
-            )
-            if start + MOST_CHARACTERS >= len(text):
+        docs = self.nlp.pipe(_sections(windows), as_tuples=True, batch_size=8)
+        words: list[TaggedSpan] = []
+        for doc, (window, text, start) in docs:
+            for word in doc:
+                # Pipelines trained on treebanks have no tag for blanks.
+                if word.is_space:
+                    continue
+                first = start + word.idx
+                words.append((first, first + len(word), word.pos_ or "X"))
+
+            is_last_section = start + MOST_CHARACTERS >= len(text)
+            if is_last_section:
                 yield align(window, words + arithmetic(text))
                 words = []
+
+
+Section = tuple[str, tuple[Sequence[bytes], str, int]]
+
+
+def _sections(windows: Iterable[Sequence[bytes]]) -> Iterator[Section]:
+    """Cuts each window's text to what spaCy tags at once.
+
+    Yields a section, and with it the window, its whole text, and the section's first
+    character.
+    """
+    for window in windows:
+        text = text_of(window)
+        for start in range(0, max(1, len(text)), MOST_CHARACTERS):
+            yield text[start : start + MOST_CHARACTERS], (window, text, start)
 
 
 def text_of(window: Sequence[bytes]) -> str:
@@ -157,13 +167,14 @@ def text_of(window: Sequence[bytes]) -> str:
     return re.sub("[\udc80-\udcff]", "\ufffd", text)
 
 
-def arithmetic(text: str) -> list[Span]:
+def arithmetic(text: str) -> list[TaggedSpan]:
     """The numbers (NUM) and the operators (SYM) of a text, by the rule above."""
-    return [(m.start(), m.end(), str(m.lastgroup)) for m in _ARITHMETIC.finditer(text)]
+    matches = _ARITHMETIC.finditer(text)
+    return [(match.start(), match.end(), str(match.lastgroup)) for match in matches]
 
 
-def align(window: Sequence[bytes], spans: Iterable[Span]) -> list[str]:
-    """Returns the tag of each token, given spans of the window's text; later spans hide
+def align(window: Sequence[bytes], spans: Iterable[TaggedSpan]) -> list[str]:
+    """Returns the tag of each token from spans of the window's text; later spans hide
     earlier.
 
     A token takes the tag of the span with the most common bytes; among ties, of the
@@ -173,25 +184,33 @@ def align(window: Sequence[bytes], spans: Iterable[Span]) -> list[str]:
     characters = b"".join(window).decode(errors="surrogateescape")
     sizes = (len(c.encode(errors="surrogateescape")) for c in characters)
     byte_of_character = [0, *accumulate(sizes)]
+
     span_of_byte = [-1] * byte_of_character[-1]
     tag_of_span = []
     for number, (start, end, tag) in enumerate(spans):
-        first, last = byte_of_character[start], byte_of_character[end]
+        first = byte_of_character[start]
+        last = byte_of_character[end]
         span_of_byte[first:last] = [number] * (last - first)
         tag_of_span.append(tag)
+
     tags = []
-    end = 0
+    position = 0
     for token in window:
-        start, end = end, end + len(token)
-        shared = Counter(number for number in span_of_byte[start:end] if number >= 0)
-        if shared:  # a counter lists ties in order of appearance
-            tags.append(tag_of_span[shared.most_common(1)[0][0]])
+        own_bytes = span_of_byte[position : position + len(token)]
+        position += len(token)
+        shared = Counter(number for number in own_bytes if number >= 0)
+        if shared:
+            # A counter lists ties in order of appearance.
+            ((best, _),) = shared.most_common(1)
+            tags.append(tag_of_span[best])
         else:
             tags.append("SPACE" if token else "")
+
     return tags
 
 
 def _way_out(pipeline: str) -> str:
+    """The end of a message about a pipeline."""
     is_name = pipeline.isidentifier() and not Path(pipeline).exists()
     name = pipeline if is_name else TAGGER
     return (
@@ -207,8 +226,9 @@ def check_pipeline(pipeline: str) -> None:
         raise UserError(
             "parts of speech need the package spacy: pip install 'dualpath[pos]'"
         )
-    named = pipeline.isidentifier() and find_spec(pipeline) is not None
-    if not named and not Path(pipeline).exists():
+
+    is_installed = pipeline.isidentifier() and find_spec(pipeline) is not None
+    if not is_installed and not Path(pipeline).exists():
         raise UserError(
             f"spaCy pipeline '{pipeline}' is not installed: {_way_out(pipeline)}"
         )
@@ -223,15 +243,17 @@ def _load(pipeline: str) -> Any:
         nlp = spacy.load(pipeline, exclude=["ner", "lemmatizer"])
         if "parser" in nlp.pipe_names and "attribute_ruler" not in nlp.pipe_names:
             nlp.disable_pipe("parser")  # only the ruler's tags depend on the parse
-        tagged = any(word.pos_ for word in nlp("She sees 3 dogs."))
+        sets_tags = any(word.pos_ for word in nlp("She sees 3 dogs."))
     except Exception as error:  # from a damaged folder or a missing component
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise UserError(
             f"spaCy pipeline '{pipeline}': {reason}; {_way_out(pipeline)}"
         ) from None
-    if not tagged:
+
+    if not sets_tags:
         raise UserError(
             f"spaCy pipeline '{pipeline}' sets no universal part-of-speech tags; "
             f"give another: {_way_out(TAGGER)}"
         )
+
     return nlp

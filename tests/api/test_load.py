@@ -158,7 +158,7 @@ def test_what_is_no_text_is_one_sentence(given, said, run):
         with pytest.raises(TypeError, match=said):
             read(given)
         with pytest.raises(
-            TypeError, match="intervention must be words such as 'K=1', not list"
+            TypeError, match="intervention must be text such as 'K=1', not list"
         ):
             read(TEXT, intervention=["K=1"])
 

@@ -17,7 +17,7 @@ import zstandard
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.cli.main import main
 from dualpath_cli.decoding import texts
-from dualpath_cli.decoding.command import Prompt, ids_of, read_prompts
+from dualpath_cli.decoding.command import Prompt, encode_prompts, read_prompts
 from dualpath_cli.recipe.recipes import merge
 from tests.conftest import OutputOf
 from tests.data.small_tokenizer import tokenizer_with
@@ -134,13 +134,13 @@ def test_a_smaller_last_batch_is_filled_up_where_passes_are_compiled(rows, monke
         "--max_new_tokens",
         "4",
     ]
-    expected, write_on, sizes = rows(*words), texts.write_on, []
+    expected, generate_batch, sizes = rows(*words), texts.generate_batch, []
 
     def sized(next_logits: Any, prompts: Any, *arguments: Any) -> Any:
         sizes.append(len(prompts))
-        return write_on(next_logits, prompts, *arguments)
+        return generate_batch(next_logits, prompts, *arguments)
 
-    monkeypatch.setattr(texts, "write_on", sized)
+    monkeypatch.setattr(texts, "generate_batch", sized)
     monkeypatch.setattr(torch.nn.Module, "compile", lambda *_, **__: None)
     assert rows(*words, "--compile") == expected
     assert sizes == [2, 2]
@@ -154,15 +154,15 @@ def test_a_smaller_last_batch_is_filled_up_where_passes_are_compiled(rows, monke
 
 def interrupt(signum: int, after: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A signal once so many pieces have come."""
-    write_on, count = texts.write_on, itertools.count()
+    generate_batch, count = texts.generate_batch, itertools.count()
 
     def interrupted(*arguments: Any) -> Any:
-        for piece in write_on(*arguments):
+        for piece in generate_batch(*arguments):
             if next(count) == after:
                 signal.raise_signal(signum)
             yield piece
 
-    monkeypatch.setattr(texts, "write_on", interrupted)
+    monkeypatch.setattr(texts, "generate_batch", interrupted)
 
 
 def test_a_signal_keeps_what_was_streamed(run, rows, capsys, monkeypatch):
@@ -242,6 +242,6 @@ TOKENIZER = tokenizer_with([])
 def test_a_prompt_follows_end_of_text_and_may_fill_the_window():
     prompts = [Prompt("", "one"), Prompt("abcdefg", "two")]
     expected = [[TOKENIZER.eot_id], [TOKENIZER.eot_id, *TOKENIZER.encode("abcdefg")]]
-    assert ids_of(prompts, TOKENIZER, 8) == expected
+    assert encode_prompts(prompts, TOKENIZER, 8) == expected
     with pytest.raises(UserError, match="two has 7 tokens"):
-        ids_of(prompts, TOKENIZER, 7)
+        encode_prompts(prompts, TOKENIZER, 7)

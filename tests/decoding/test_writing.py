@@ -14,14 +14,14 @@ from dualpath_cli.decoding.decoder import Decoder
 from dualpath_cli.decoding.options import Sampling
 from dualpath_cli.decoding.writing import (
     DRAFT,
-    Addition,
-    Drafts,
+    DraftCounts,
     Limits,
+    NewToken,
     Sampler,
     TextStream,
-    verified,
-    write_on,
-    write_on_drafts,
+    generate_batch,
+    generate_with_drafts,
+    verify_draft,
 )
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.run.weights import round_weights
@@ -203,12 +203,12 @@ def pieces_of(
     sampling: Sampling | None = None,
     change: Intervention | None = None,
     **limits: object,
-) -> list[list[Addition]]:
+) -> list[list[NewToken]]:
     """The pieces of each text."""
     model = with_weights(CONFIG, WEIGHTS)
-    found: list[list[Addition]] = [[] for _ in prompts]
+    found: list[list[NewToken]] = [[] for _ in prompts]
     decoder = Decoder(model, change)
-    for piece in write_on(
+    for piece in generate_batch(
         decoder.next_logits,
         prompts,
         Sampler(sampling or Sampling(), IDS),
@@ -221,7 +221,7 @@ def pieces_of(
     return found
 
 
-def ids_of(texts: list[list[Addition]]) -> list[list[int]]:
+def ids_of(texts: list[list[NewToken]]) -> list[list[int]]:
     return [[piece.id for piece in pieces] for pieces in texts]
 
 
@@ -301,7 +301,7 @@ def test_half_of_a_batch_is_dropped_when_it_has_ended():
 
     limits = [16 + 1 - new for new in (1, 2, 5, 6)]
     prompts = [[3] * length for length in limits]  # the window ends them
-    pieces = write_on(
+    pieces = generate_batch(
         next_logits,
         prompts,
         Sampler(Sampling(), IDS),
@@ -323,7 +323,7 @@ def test_end_of_text_and_stops_are_not_written_and_what_comes_after_does_not_mat
         logits_BV[2, 0] = 99.0
         return logits_BV
 
-    pieces = write_on(
+    pieces = generate_batch(
         next_logits,
         [[1], [1, 2], [1]],
         Sampler(Sampling(), IDS),
@@ -366,12 +366,12 @@ def drafted(
     seed: int = 0,
     change: Intervention | None = None,
     model: DualPathLM = MODEL,
-) -> tuple[list[Addition], Drafts]:
+) -> tuple[list[NewToken], DraftCounts]:
     """The pieces of a text that is written by drafts, and how these fared."""
-    decoder, drafts = Decoder(model, change, draft=DRAFT), Drafts()
+    decoder, drafts = Decoder(model, change, draft=DRAFT), DraftCounts()
     decoder.begin(limits.positions([len(prompt)]))
     generator = torch.Generator().manual_seed(seed)
-    pieces = write_on_drafts(
+    pieces = generate_with_drafts(
         decoder,
         prompt,
         Sampler(sampling, IDS),
@@ -390,11 +390,11 @@ def plain(
     limits: Limits,
     change: Intervention | None = None,
     model: DualPathLM = MODEL,
-) -> list[Addition]:
+) -> list[NewToken]:
     """The pieces of the same text without drafts."""
     decoder, generator = Decoder(model, change), torch.Generator().manual_seed(0)
     return list(
-        write_on(
+        generate_batch(
             decoder.next_logits,
             [prompt],
             Sampler(sampling, IDS),
@@ -429,7 +429,7 @@ def test_the_likeliest_text_is_the_same_to_its_end(
 
 def test_some_drafts_are_accepted_and_some_are_not():
     """Or the tests here would be of one case alone."""
-    fared = Drafts()
+    fared = DraftCounts()
     for seed in range(20):
         _, drafts = drafted([3, seed % IDS], Sampling(), Limits(9, 16, NO_EOT), 3, seed)
         fared.ids += drafts.ids
@@ -481,7 +481,7 @@ def redrawn_from_the_whole(
 ) -> tuple[int, int]:
     """What is wrong: an id that is not kept is drawn from p instead of max(0, p -
     q)."""
-    kept, drawn = verified(drafted, q_NV, p_NV, sampler, generator)
+    kept, drawn = verify_draft(drafted, q_NV, p_NV, sampler, generator)
     if kept < len(drafted):
         drawn = int(sampler.draw(p_NV[kept : kept + 1], [generator]))
     return kept, drawn
@@ -507,5 +507,5 @@ def test_sampled_texts_are_distributed_as_without_drafts(length, texts, monkeypa
         return p_value(counts, distribution(prompt, sampling))
 
     assert p_of_pairs() > 0.001
-    monkeypatch.setattr(writing, "verified", redrawn_from_the_whole)
+    monkeypatch.setattr(writing, "verify_draft", redrawn_from_the_whole)
     assert p_of_pairs() < 1e-6  # it would show

@@ -96,7 +96,8 @@ def test_padded_rows_of_the_vocabulary_get_no_probability_and_are_never_written(
     changed = HarnessModel(model, TOKENIZER, 64, 3)
     requests = asked("loglikelihood", *PAIRS)
     assert changed.loglikelihood(requests) == harness().loglikelihood(requests)
-    logs, _ = changed._logs_and_hits(torch.ones(IDS, CONFIG.d_model), torch.arange(IDS))
+    states = torch.ones(IDS, CONFIG.d_model)
+    logs, _ = changed._logs_and_greedy(states, torch.arange(IDS))
     assert written(changed, PROMPTS) == written(harness(), PROMPTS)
     assert math.fsum(logs.exp().tolist()) == pytest.approx(1, abs=1e-5)
 
@@ -222,7 +223,7 @@ def test_bfloat16_rounds_matrix_products_and_not_sums():
         abs(rounded - exact) / abs(exact) for (rounded, _), (exact, _) in pairs
     ]
     assert 1e-5 < max(differences) < 0.05
-    logs, _ = model._logs_and_hits(torch.ones(1, CONFIG.d_model), torch.tensor([3]))
+    logs, _ = model._logs_and_greedy(torch.ones(1, CONFIG.d_model), torch.tensor([3]))
     assert logs.dtype == torch.float64
 
 

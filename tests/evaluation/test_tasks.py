@@ -29,15 +29,15 @@ from dualpath_cli.evaluation.benchmarks import (
     Benchmark,
     NoData,
 )
-from dualpath_cli.evaluation.runner import Asked, ask, write_requests
+from dualpath_cli.evaluation.runner import LoadedTask, load_task, write_requests
 from dualpath_cli.evaluation.tasks import olmes
 from tests.evaluation.conftest import questions, write_rows
 
 Pair = tuple[str, str]  # a context and its continuation
 
 
-def asked(name: str, *folders: Path, limit: int | None = None) -> Asked:
-    return ask(Benchmark(name), Benchmark(name).local(folders), limit)
+def asked(name: str, *folders: Path, limit: int | None = None) -> LoadedTask:
+    return load_task(Benchmark(name), Benchmark(name).local(folders), limit)
 
 
 def requests_of(name: str, *folders: Path) -> dict[int, list[Pair]]:

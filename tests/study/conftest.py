@@ -163,7 +163,7 @@ def by_letter(monkeypatch):
 
 
 USERS_OF_FIGURES = [
-    f"dualpath_cli.study.{user}.save" for user in ("ablation.study", "routing.report")
+    f"dualpath_cli.study.{user}.save" for user in ("ablation.figures", "routing.report")
 ]
 
 

@@ -15,8 +15,20 @@ from spacy.language import Language
 
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.study import parts_of_speech
-from dualpath_cli.study.controls import Masks, Match, members_of, random_others, tag
-from dualpath_cli.study.parts_of_speech import Span, Tagger, align, arithmetic, text_of
+from dualpath_cli.study.controls import (
+    Masks,
+    MatchQuality,
+    class_masks,
+    matched_random_tokens,
+    tag_windows,
+)
+from dualpath_cli.study.parts_of_speech import (
+    TaggedSpan,
+    Tagger,
+    align,
+    arithmetic,
+    text_of,
+)
 from tests.data.small_tokenizer import tokenizer_with
 
 # Alignment
@@ -61,7 +73,7 @@ def characters_of(data: bytes) -> list[tuple[str, int]]:
     return found
 
 
-def aligned_slowly(window: list[bytes], spans: list[Span]) -> list[str]:
+def aligned_slowly(window: list[bytes], spans: list[TaggedSpan]) -> list[str]:
     """For each token, asks each of its bytes for the span of its character, and
     counts."""
     character_of_byte = [
@@ -249,22 +261,22 @@ def runs_of(masks: Masks) -> Counter[tuple[int, int]]:
 @given(tags_of_windows, st.integers(0, 3))
 def test_random_others_are_as_many_and_never_members_or_end_of_text(windows, seed):
     tags = [np.array(window, dtype=np.str_) for window in windows]
-    members = members_of(tags, NUMBERS)
+    members = class_masks(tags, NUMBERS)
     wanted = sum(mask.sum() for mask in members)
     others = sum((window != "").sum() for window in tags) - wanted
     if others < wanted:
         with pytest.raises(
             UserError, match=r"class 'numbers' has \d+ tokens, more than the"
         ):
-            random_others(tags, members, seed, "numbers")
+            matched_random_tokens(tags, members, seed, "numbers")
         return
-    drawn, match = random_others(tags, members, seed, "numbers")
+    drawn, match = matched_random_tokens(tags, members, seed, "numbers")
     assert [mask.shape for mask in drawn] == [mask.shape for mask in members]
     assert sum(mask.sum() for mask in drawn) == wanted
     for mask, member, window in zip(drawn, members, tags, strict=True):
         assert not (mask & member).any()
         assert not (mask & (window == "")).any()
-    again, _ = random_others(tags, members, seed, "numbers")
+    again, _ = matched_random_tokens(tags, members, seed, "numbers")
     assert all(np.array_equal(a, b) for a, b in zip(drawn, again, strict=True))
     for runs, mean in (
         (runs_of(members), match.run),
@@ -281,31 +293,35 @@ def test_where_there_is_room_runs_keep_their_position_and_length(windows, seed):
     """Beside each window one without members for each of them."""
     room = [["NOUN"] * 20 for _ in range(sum(map(len, windows)))]
     tags = [np.array(window, dtype=np.str_) for window in windows + room]
-    members = members_of(tags, NUMBERS)
-    drawn, match = random_others(tags, members, seed, "numbers")
+    members = class_masks(tags, NUMBERS)
+    drawn, match = matched_random_tokens(tags, members, seed, "numbers")
     assert runs_of(drawn) == runs_of(members)
     if any(mask.any() for mask in members):
-        assert match == Match(1.0, 0.0, match.run, match.run)
+        assert match == MatchQuality(1.0, 0.0, match.run, match.run)
 
 
 def test_without_room_a_run_moves_and_then_is_cut():
     # The only others begin at position 4: the pair moves there from position 1.
     tags = [np.array(["NOUN", "NUM", "NUM", "", "NOUN", "NOUN"])]
-    (drawn,), match = random_others(tags, members_of(tags, NUMBERS), 0, "numbers")
+    (drawn,), match = matched_random_tokens(
+        tags, class_masks(tags, NUMBERS), 0, "numbers"
+    )
     assert drawn.tolist() == [False] * 4 + [True] * 2
-    assert match == Match(0.0, 3.0, 2.0, 2.0)
+    assert match == MatchQuality(0.0, 3.0, 2.0, 2.0)
     tags = [np.array(["NOUN", "NUM", "NUM", "", "NOUN"])]
-    (drawn,), match = random_others(tags, members_of(tags, NUMBERS), 0, "numbers")
+    (drawn,), match = matched_random_tokens(
+        tags, class_masks(tags, NUMBERS), 0, "numbers"
+    )
     assert drawn.tolist() == [True, False, False, False, True]
     assert (match.run, match.random_run) == (2.0, 1.0)
 
 
 def test_every_window_is_as_likely_as_any():
     tags = [np.array(["NOUN", "NUM", "NOUN"]), *[np.array(["NOUN"] * 3)] * 4]
-    members = members_of(tags, NUMBERS)
+    members = class_masks(tags, NUMBERS)
     times = np.zeros(5)
     for seed in range(800):
-        drawn, _ = random_others(tags, members, seed, "numbers")
+        drawn, _ = matched_random_tokens(tags, members, seed, "numbers")
         assert [mask[1] for mask in drawn] == [mask.any() for mask in drawn]
         times += [mask.any() for mask in drawn]
     # Binomial(800, 1/4): mean 200, standard deviation 12.2.
@@ -327,5 +343,5 @@ def test_input_tokens_are_tagged_and_end_of_text_is_not():
                 assert b"".join(values) == b"\n\nhell\n\nhell"
                 yield [value.decode().upper() for value in values]
 
-    tags = tag([window[:-1]], tokenizer, Fake())
+    tags = tag_windows([window[:-1]], tokenizer, Fake())
     assert [window.tolist() for window in tags] == [["", "HE", "LL", "", "HE", "LL"]]

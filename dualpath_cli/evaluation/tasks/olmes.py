@@ -1,5 +1,4 @@
-"""OLMES's renderings of rows, byte for byte, and its scores: the functions of the task
-files.
+"""The functions of the task files: OLMES's renderings, byte for byte, and its scores.
 
 A rendering takes a row of the Hugging Face dataset; a row with a `query` is rendered
 already. Logarithms are natural, bytes are UTF-8. The space at the beginning of a choice
@@ -19,31 +18,31 @@ from lm_eval.api.task import ConfigurableTask
 
 from dualpath_cli.base.errors import did_you_mean
 from dualpath_cli.data.rows import BadRow
+from dualpath_cli.evaluation.benchmarks import LogLikelihood
 
-Row = dict[str, Any]
-Scores = dict[str, Any]  # by the metric's name
-# log-likelihood, and whether greedy decoding would give this text
-Answer = tuple[float, bool]
+DatasetRow = dict[str, Any]
+DocumentScores = dict[str, Any]  # by the metric's name
 
 
 class WithUnconditional(ConfigurableTask):
-    """Also scores each choice after `Answer:` alone, for `acc_uncond`."""
+    """Also scores each choice after only `Answer:`, for `acc_uncond`."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__(
             config={name: config[name] for name in config if name != "class"}
         )
 
-    def construct_requests(self, doc: Row, ctx: str, **options: Any) -> list[Instance]:
-        given = super().construct_requests(doc, ctx, **options)
-        texts = [("Answer:", request.args[1]) for request in given]
-        alone = [
-            Instance(
-                "loglikelihood", doc, pair, len(given) + place, options["metadata"]
-            )
-            for place, pair in enumerate(texts)
-        ]
-        return [*given, *alone]
+    def construct_requests(
+        self, doc: DatasetRow, ctx: str, **options: Any
+    ) -> list[Instance]:
+        requests = super().construct_requests(doc, ctx, **options)
+        unconditional = []
+        for number, request in enumerate(requests, len(requests)):
+            pair = ("Answer:", request.args[1])
+            metadata = options["metadata"]
+            unconditional.append(Instance("loglikelihood", doc, pair, number, metadata))
+
+        return [*requests, *unconditional]
 
 
 class BadDocument(ValueError):
@@ -55,7 +54,7 @@ class BadDocument(ValueError):
         self.split, self.row, self.reason = split, row, reason
 
 
-Render = Callable[[Row], Row]
+Render = Callable[[DatasetRow], DatasetRow]
 
 
 def rows(*texts: str, **lists: int) -> Callable[[Render], Callable[..., Dataset]]:
@@ -70,12 +69,13 @@ def rows(*texts: str, **lists: int) -> Callable[[Render], Callable[..., Dataset]
     """
 
     def decorate(render: Render) -> Callable[..., Dataset]:
-        def checked(row: Row) -> Row:
+        def rendered_row(row: DatasetRow) -> DatasetRow:
             rendered = row if "query" in row else render(row)
             for field in texts:
                 _text(rendered, field)
             for field, least in lists.items():
                 _texts(rendered, field, least)
+
             if "choices" in lists:
                 places = [str(place) for place in range(len(rendered["choices"]))]
                 rendered["gold"] = _place(rendered, "gold", places)
@@ -86,15 +86,15 @@ def rows(*texts: str, **lists: int) -> Callable[[Render], Callable[..., Dataset]
             split = str(docs.split)
             counted = min(first.get(split, len(docs)), len(docs))
 
-            def numbered(row: Row, number: int) -> Row:
+            def render_numbered(row: DatasetRow, number: int) -> DatasetRow:
                 try:
-                    return checked(row)
+                    return rendered_row(row)
                 except BadRow as bad:
                     raise BadDocument(split, number + 1, str(bad)) from None
 
             # Not cached in files, which would outlive a change of this module.
             return docs.select(range(counted)).map(
-                numbered, with_indices=True, keep_in_memory=True
+                render_numbered, with_indices=True, keep_in_memory=True
             )
 
         return process
@@ -102,12 +102,11 @@ def rows(*texts: str, **lists: int) -> Callable[[Render], Callable[..., Dataset]
     return decorate
 
 
-def _value(row: Row, field: str) -> Any:
+def _value(row: DatasetRow, field: str) -> Any:
     if field not in row:
         fields = ", ".join(row) or "none"
-        raise BadRow(
-            f"no field '{field}'{did_you_mean(field, row) or f' (fields: {fields})'}"
-        )
+        hint = did_you_mean(field, row) or f" (fields: {fields})"
+        raise BadRow(f"no field '{field}'{hint}")
     return row[field]
 
 
@@ -123,23 +122,23 @@ def _string(value: Any, name: str) -> str:
     return value
 
 
-def _text(row: Row, field: str) -> str:
-    """Returns a field's text, of which some character is no space."""
+def _text(row: DatasetRow, field: str) -> str:
+    """Returns a field's text, which must not be blank."""
     text = _string(_value(row, field), field)
     if not text.strip():
         raise BadRow(f"{field} {text!r:.40} is empty")
     return text
 
 
-def _list(row: Row, field: str) -> list[Any]:
+def _list(row: DatasetRow, field: str) -> list[Any]:
     values = _value(row, field)
     if not isinstance(values, list):
         raise BadRow(f"{field} {values!r:.40} is not a list of texts")
     return values
 
 
-def _texts(row: Row, field: str, least: int) -> list[str]:
-    """Returns the texts of a field, at least so many, and none of them empty."""
+def _texts(row: DatasetRow, field: str, least: int) -> list[str]:
+    """Returns the texts of a field, `least` or more, none of them empty."""
     values = _list(row, field)
     if len(values) < least:
         raise BadRow(f"{field} has {len(values)} texts and needs {least}")
@@ -147,37 +146,40 @@ def _texts(row: Row, field: str, least: int) -> list[str]:
     return [_text(items, name) for name in items]
 
 
-def _place(row: Row, field: str, answers: Sequence[str]) -> int:
+def _place(row: DatasetRow, field: str, answers: Sequence[str]) -> int:
     """Returns the place of a field's value among the possible answers.
 
-    A number is written as its digits; True and 1.0 are no numbers of an answer.
+    A number counts as its digits; True and 1.0 are not among these.
     """
     value = _value(row, field)
-    if str(value) not in answers:
-        raise BadRow(
-            f"{field} {value!r:.40} is none of {', '.join(answers) or 'no answers'}"
-        )
-    return answers.index(str(value))
+    digits = str(value)
+    if digits not in answers:
+        known = ", ".join(answers) or "no answers"
+        raise BadRow(f"{field} {value!r:.40} is none of {known}")
+    return answers.index(digits)
 
 
 @rows("query", choices=2)
-def arc(row: Row) -> Row:
+def arc(row: DatasetRow) -> DatasetRow:
     """ARC: the right choice is the one whose label is the key."""
     choices = _value(row, "choices")
     if not isinstance(choices, dict):
         raise BadRow(f"choices {choices!r:.40} is not a mapping with text and label")
-    labels, texts = _texts(choices, "label", 2), _texts(choices, "text", 2)
+    labels = _texts(choices, "label", 2)
+    texts = _texts(choices, "text", 2)
     if len(labels) != len(texts):
         raise BadRow(f"choices have {len(labels)} labels and {len(texts)} texts")
+
     query = f"Question: {_text(row, 'question')}\nAnswer:"
     return {"query": query, "choices": texts, "gold": _place(row, "answerKey", labels)}
 
 
 @rows("query", choices=2)
-def hellaswag(row: Row) -> Row:
+def hellaswag(row: DatasetRow) -> DatasetRow:
     """HellaSwag, without the marks of WikiHow."""
     # Some contexts have one part only.
-    before, after = (_string(_value(row, field), field) for field in ("ctx_a", "ctx_b"))
+    before = _string(_value(row, "ctx_a"), "ctx_a")
+    after = _string(_value(row, "ctx_b"), "ctx_b")
     query = f"{_text(row, 'activity_label')}: {before} {after.capitalize()}"
     choices = [without_brackets(ending) for ending in _texts(row, "endings", 2)]
     gold = _place(row, "label", _numbers(0, len(choices)))
@@ -196,34 +198,29 @@ def without_brackets(text: str) -> str:
 
 
 @rows("query", choices=2)
-def piqa(row: Row) -> Row:
+def piqa(row: DatasetRow) -> DatasetRow:
     query = f"Goal: {_text(row, 'goal')}\nAnswer:"
     choices = [_text(row, "sol1"), _text(row, "sol2")]
-    return {
-        "query": query,
-        "choices": choices,
-        "gold": _place(row, "label", _numbers(0, 2)),
-    }
+    gold = _place(row, "label", _numbers(0, 2))
+    return {"query": query, "choices": choices, "gold": gold}
 
 
 @rows("query", choices=3)
-def socialiqa(row: Row) -> Row:
+def socialiqa(row: DatasetRow) -> DatasetRow:
     query = f"Question: {_text(row, 'context')} {_text(row, 'question')}\nAnswer:"
     choices = [_text(row, f"answer{letter}") for letter in "ABC"]
-    return {
-        "query": query,
-        "choices": choices,
-        "gold": _place(row, "label", _numbers(1, 3)),
-    }
+    gold = _place(row, "label", _numbers(1, 3))
+    return {"query": query, "choices": choices, "gold": gold}
 
 
 @rows("rest", contexts=2, choices=2)
-def winogrande(row: Row) -> Row:
+def winogrande(row: DatasetRow) -> DatasetRow:
     """WinoGrande by partial evaluation: each option in the context, one continuation
     for both."""
     sentence = _text(row, "sentence")
     if "_" not in sentence:
         raise BadRow(f"sentence {sentence!r:.40} has no _ to put an option in")
+
     before, after = sentence.split("_", 1)
     rest = after.strip()
     return {
@@ -235,7 +232,7 @@ def winogrande(row: Row) -> Row:
 
 
 @rows("query", choices=2)
-def qasper_yesno(row: Row) -> Row:
+def qasper_yesno(row: DatasetRow) -> DatasetRow:
     """QASPER's yes/no questions: the evidence, then the question."""
     evidence = " ".join(_string(part, "evidence") for part in _list(row, "evidence"))
     query = f"{evidence}\nQuestion: {_text(row, 'question')}\nAnswer:"
@@ -244,13 +241,13 @@ def qasper_yesno(row: Row) -> Row:
 
 
 @rows("query", choices=1)
-def minerva_math(row: Row) -> Row:
+def minerva_math(row: DatasetRow) -> DatasetRow:
     query = f"Problem:\n{_text(row, 'problem')}\n\nSolution:"
     return {"query": query, "choices": [_text(row, "solution")], "gold": 0}
 
 
 @rows("query", choices=1)
-def lambada(row: Row) -> Row:
+def lambada(row: DatasetRow) -> DatasetRow:
     """LAMBADA: the last word of a passage."""
     text = _text(row, "text")
     if " " not in text:
@@ -260,7 +257,7 @@ def lambada(row: Row) -> Row:
 
 
 @rows("text")
-def texts(row: Row) -> Row:
+def texts(row: DatasetRow) -> DatasetRow:
     return {"text": _text(row, "text")}
 
 
@@ -269,12 +266,10 @@ ANSWER = re.compile(r"[-+]?((\d+|\d{1,3}(,\d{3})+)(\.\d+)?|\.\d+)")
 
 
 @rows("query", "worked", "number")
-def gsm8k(row: Row) -> Row:
-    """GSM8K: the model writes the answer. `worked` is OLMES's example from a row.
+def gsm8k(row: DatasetRow) -> DatasetRow:
+    """GSM8K: the model writes the answer; `worked` is OLMES's example from a row.
 
-    As in `normalize_answer_str` of OLMES: without the calculator's marks, with spaces
-    around operators (hyphens and signs, too), a capital letter first, a full stop, and
-    `So the answer is N.`, with N as in the row.
+    It ends in `So the answer is N.`, with N as in the row.
     """
     query = f"Question: {_text(row, 'question')}\nAnswer:"
     steps, *marked = _text(row, "answer").split("####")
@@ -288,14 +283,13 @@ def gsm8k(row: Row) -> Row:
             f"answer has {number!r:.40} after its mark ####, which is not a number"
         )
 
+    # As in `normalize_answer_str` of OLMES: without the calculator's marks, a capital
+    # letter first, spaces around operators (hyphens and signs, too).
     steps = " ".join(re.sub(r"<<.*?>>", "", steps).split())
     steps = (steps[:1].capitalize() + steps[1:]).removesuffix(".")
     worked = re.sub(r" ?([-+*/=]) ?", r" \1 ", f" {steps}. So the answer is {number}.")
-    return {
-        "query": query,
-        "worked": worked.replace("  ", " ")[1:],
-        "number": last_number(number),
-    }
+    worked = worked.replace("  ", " ").removeprefix(" ")
+    return {"query": query, "worked": worked, "number": last_number(number)}
 
 
 def last_number(text: str) -> str:
@@ -308,43 +302,51 @@ def last_number(text: str) -> str:
     return numbers[-1] if numbers else plain.strip()
 
 
-def choice(doc: Row, results: Sequence[Answer]) -> Scores:
-    """Whether a model chooses right, by each normalisation, and the right choice's bits
-    per byte.
+def choice(doc: DatasetRow, results: Sequence[LogLikelihood]) -> DocumentScores:
+    """Whether a model chooses right, by each normalisation, and `gold`.
 
     The choice with the largest score is taken; among ties, the first. `acc_raw` scores
     by log-likelihood; `acc_per_char` divides it by the choice's characters;
-    `acc_uncond` subtracts the log-likelihood after `Answer:` alone.
+    `acc_uncond` subtracts the log-likelihood after only `Answer:`.
     """
-    n, logs = len(doc["choices"]), np.array([log for log, _ in results])
-    raw, alone = logs[:n], logs[n:]
+    count = len(doc["choices"])
+    logs = np.array([log for log, _ in results])
+    raw = logs[:count]
+    unconditional = logs[count:]
+
+    characters = [1 + len(text) for text in doc["choices"]]  # with the space before
     scores = {
         "acc_raw": raw,
-        "acc_per_char": raw / [1 + len(text) for text in doc["choices"]],
+        "acc_per_char": raw / characters,
     }
-    if alone.size:
-        scores["acc_uncond"] = raw - alone
-    right = {
+    if unconditional.size:
+        scores["acc_uncond"] = raw - unconditional
+
+    is_right = {
         name: int(values.argmax() == doc["gold"]) for name, values in scores.items()
     }
-    return right | gold(doc, results)
+    return is_right | gold(doc, results)
 
 
-def gold(doc: Row, results: Sequence[Answer]) -> Scores:
+def gold(doc: DatasetRow, results: Sequence[LogLikelihood]) -> DocumentScores:
+    """Bits per byte of the right choice, with the space before it."""
+    log, _ = results[doc["gold"]]
     size = 1 + len(doc["choices"][doc["gold"]].encode())
-    return {"bpb": -results[doc["gold"]][0] / (math.log(2) * size)}
+    return {"bpb": -log / (math.log(2) * size)}
 
 
-def word(doc: Row, results: Sequence[Answer]) -> Scores:
-    return {"acc": int(results[0][1]), **gold(doc, results)}
+def word(doc: DatasetRow, results: Sequence[LogLikelihood]) -> DocumentScores:
+    """Whether greedy decoding would write the word, and `gold`."""
+    _, is_greedy = results[0]
+    return {"acc": int(is_greedy), **gold(doc, results)}
 
 
-def written(doc: Row, results: Sequence[str]) -> Scores:
+def written(doc: DatasetRow, results: Sequence[str]) -> DocumentScores:
     """Whether the last number in a model's output is the answer."""
     return {"acc": int(last_number(results[0]) == doc["number"])}
 
 
-def text(doc: Row, results: Sequence[float]) -> Scores:
+def text(doc: DatasetRow, results: Sequence[float]) -> DocumentScores:
     """A text's log-likelihood and bytes, for sums over texts."""
     pair = results[0], len(doc["text"].encode())
     return {"rolling_bpb": pair, "rolling_bpb_stderr": pair}
@@ -355,6 +357,10 @@ def error_of_ratio(pairs: Sequence[tuple[float, int]]) -> float | str:
     sample."""
     if len(pairs) < 2:
         return "N/A"  # as in the harness
-    bits, sizes = np.array(pairs).T * [[-1 / math.log(2)], [1]]
-    residuals, n = bits - bits.sum() / sizes.sum() * sizes, len(pairs)
+
+    logs, sizes = np.array(pairs).T
+    bits = logs * (-1 / math.log(2))
+    # The delta method: a ratio's error is that of its residuals.
+    residuals = bits - bits.sum() / sizes.sum() * sizes
+    n = len(pairs)
     return math.sqrt(residuals @ residuals * n / (n - 1)) / sizes.sum()

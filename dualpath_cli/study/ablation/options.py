@@ -1,10 +1,8 @@
-"""The options of `dualpath ablate`, and its suites of interventions; imports nothing
-slow."""
+"""The options of `dualpath ablate`, and its suites; imports nothing slow."""
 
 import re
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain
 
 from dualpath_cli.base.errors import UserError, did_you_mean
 from dualpath_cli.base.ranges import Place, check_ranges
@@ -43,7 +41,9 @@ BASELINE = "baseline"
 
 
 @dataclass(frozen=True)
-class Row:
+class AblationRow:
+    """An intervention of a suite, on all tokens or on some."""
+
     suite: str
     intervention: Intervention
     # the class overridden, or matched by random tokens
@@ -90,56 +90,62 @@ class Ablate(StudyOptions):
 
     @cached_property
     def suites(self) -> tuple[str, ...]:
-        chosen, known = ",".join(self.suite or ("paper",)).split(","), [*SUITES, "all"]
+        """The chosen suites, in the order of `SUITES`."""
+        chosen = ",".join(self.suite or ("paper",)).split(",")
+        known = [*SUITES, "all"]
         for name in chosen:
             if name not in known:
-                way_out = (
-                    did_you_mean(name, known) or f"; choose from {', '.join(known)}"
-                )
+                choices = f"; choose from {', '.join(known)}"
+                way_out = did_you_mean(name, known) or choices
                 raise UserError(f"unknown suite '{name}'{way_out}")
-        return tuple(name for name in SUITES if name in chosen or "all" in chosen)
+
+        return SUITES if "all" in chosen else tuple(s for s in SUITES if s in chosen)
 
     def overrides(self) -> list[Intervention]:
-        """The overrides of the paper's table `ablations`: loops, constant and shuffled
+        """The rows of the paper's table `ablations`: loops, constant gates, shuffled
         gates."""
-        return [
-            *(Intervention(loops=count) for count in _loops(self.loops)),
-            *(Intervention(gates=gates) for gates in GATES),
-            *(
-                Intervention(gates=SHUFFLED, seed=seed)
-                for seed in range(self.seeds or 1)
-            ),
-        ]
+        loops = [Intervention(loops=count) for count in _parse_loops(self.loops)]
+        constant = [Intervention(gates=gates) for gates in GATES]
+        seeds = range(self.seeds or 1)
+        shuffled = [Intervention(gates=SHUFFLED, seed=seed) for seed in seeds]
+        return [*loops, *constant, *shuffled]
 
-    def rows(self, config: ModelConfig) -> tuple[list[Row], dict[str, str]]:
-        """The rows that a model can run, the learned router first; names of others with
-        reasons."""
-        chosen, skipped = [Row(BASELINE, Intervention())], {}
-        for row in chain.from_iterable(
-            _rows(name, self, config) for name in self.suites
-        ):
-            problem = row.intervention.problem(config)
-            if problem is None:
-                chosen.append(row)
-            else:
-                skipped[row.intervention.name] = problem
+    def rows(self, config: ModelConfig) -> tuple[list[AblationRow], dict[str, str]]:
+        """The rows that a model can run, the learned router first; and for others, by
+        name, the reason against it."""
+        # Every other row is compared with the learned router.
+        chosen = [AblationRow(BASELINE, Intervention())]
+        skipped = {}
+        for suite in self.suites:
+            for row in _rows_of_suite(suite, self, config):
+                problem = row.intervention.problem(config)
+                if problem is None:
+                    chosen.append(row)
+                else:
+                    skipped[row.intervention.name] = problem
+
         return chosen, skipped
 
     def check(self, settings: Settings) -> None:
-        _loops(self.loops), _classes(self.classes)  # also where no suite takes these
+        # Checked also where no suite takes these.
+        _parse_loops(self.loops)
+        _parse_classes(self.classes)
+
         rows, skipped = self.rows(settings.model)
         if len(rows) == 1:  # the learned router
             reason = next(iter(skipped.values()), "its loops have one step")
             raise UserError(
                 f"--suite {','.join(self.suites)} has no row for this model: {reason}"
             )
+
         if any(row.token_class for row in rows):
             check_pipeline(self.tagger)
 
 
-def _rows(suite: str, options: Ablate, config: ModelConfig) -> list[Row]:
+def _rows_of_suite(
+    suite: str, options: Ablate, config: ModelConfig
+) -> list[AblationRow]:
     """The rows of a suite; the docstring of `Ablate.suite` describes the suites."""
-    seeds = range(options.seeds or 1)
     match suite:
         case "paper":
             changes = options.overrides()
@@ -148,112 +154,128 @@ def _rows(suite: str, options: Ablate, config: ModelConfig) -> list[Row]:
         case "layers":
             changes = _in_each_layer(options.overrides(), config)
         case "experts":
-            # fewer and up to twice as many of the best experts, and random ones
-            most = min(
-                (layer.n_experts for layer in config.layers if layer.n_experts),
-                default=0,
-            )
-            counts = (
-                k
-                for k in range(1, min(2 * config.top_k, most) + 1)
-                if k != config.top_k
-            )
-            changes = [
-                *(Intervention(experts=count) for count in counts),
-                *(Intervention(experts=RANDOM_EXPERTS, seed=seed) for seed in seeds),
-            ]
+            changes = _expert_changes(config, options.seeds or 1)
         case "halting":
             masses = (0.5, 0.3, 0.2, 0.1, 0.05, 0.02, 0.01, 0.001)
             changes = [Intervention(halting=mass) for mass in masses]
         case "skip":
-            changes = [
-                Intervention(skip=gate) for gate in (0.5, 0.4, 0.3, 0.2, 0.1, 0.05)
-            ]
+            gates = (0.5, 0.4, 0.3, 0.2, 0.1, 0.05)
+            changes = [Intervention(skip=gate) for gate in gates]
         case _:
-            changes = [
-                Intervention(kv_slots=count) for count in range(1, config.most_loops)
-            ]
-    return [Row(suite, change) for change in changes]
+            slots = range(1, config.most_loops)
+            changes = [Intervention(kv_slots=count) for count in slots]
+
+    return [AblationRow(suite, change) for change in changes]
 
 
-def _token_class_rows(options: Ablate) -> list[Row]:
+def _expert_changes(config: ModelConfig, seeds: int) -> list[Intervention]:
+    """Fewer and up to twice as many of the best experts, and random ones."""
+    experts = [layer.n_experts for layer in config.layers if layer.n_experts]
+    most = min(2 * config.top_k, min(experts, default=0))
+    counts = [count for count in range(1, most + 1) if count != config.top_k]
+
+    return [
+        *(Intervention(experts=count) for count in counts),
+        *(Intervention(experts=RANDOM_EXPERTS, seed=seed) for seed in range(seeds)),
+    ]
+
+
+def _token_class_rows(options: Ablate) -> list[AblationRow]:
     """Each class under its override, and matched random tokens, a row for each seed.
 
     A class whose loss rises under one path only leans to the other; a class whose loss
     rises under both is merely sensitive.
     """
     rows = []
-    for forced in _classes(options.classes):
-        for seed in (None, *range(options.seeds or 5)):
-            name = forced.name if seed is None else f"{RANDOM}{forced.name}"
-            name += f":{seed}" if seed else ""
-            change = Intervention(gates=PATHS[forced.path], tokens=name)
-            rows.append(Row("token-classes", change, forced, seed))
+    for forced in _parse_classes(options.classes):
+        gates = PATHS[forced.path]
+        change = Intervention(gates=gates, tokens=forced.name)
+        rows.append(AblationRow("token-classes", change, forced))
+
+        for seed in range(options.seeds or 5):
+            suffix = f":{seed}" if seed else ""
+            name = f"{RANDOM}{forced.name}{suffix}"
+            change = Intervention(gates=gates, tokens=name)
+            rows.append(AblationRow("token-classes", change, forced, seed))
+
     return rows
 
 
 def _in_each_layer(
     overrides: list[Intervention], config: ModelConfig
 ) -> list[Intervention]:
-    """Each override in one layer at a time; the trained K, which changes nothing, is
-    left out.
+    """Each override in one layer at a time, but for those without effect.
 
     An override of a path or gate that a layer lacks is left out, unless the whole model
-    lacks it.
+    lacks it: then the report names it as skipped.
     """
-    return [
-        in_layer
-        for whole in overrides
-        for n, layer in enumerate(config.layers)
-        if whole.loops != layer.loops
-        for in_layer in [replace(whole, layers=(n,))]
-        if in_layer.problem(config) is None or whole.problem(config) is not None
-    ]
+    changes = []
+    for override in overrides:
+        model_lacks_it = override.problem(config) is not None
+        for number, layer in enumerate(config.layers):
+            # The trained K changes nothing.
+            if override.loops == layer.loops:
+                continue
+
+            in_layer = replace(override, layers=(number,))
+            if model_lacks_it or in_layer.problem(config) is None:
+                changes.append(in_layer)
+
+    return changes
 
 
-def _loops(text: str) -> list[int]:
+def _parse_loops(text: str) -> list[int]:
+    """The counts in such as 1-10 or 1,2,8, in growing order."""
     counts: set[int] = set()
     for part in text.split(","):
         match = re.fullmatch(r"(\d{1,4})(?:-(\d{1,4}))?", part.strip())
-        first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+        first = int(match[1]) if match else 0
+        last = int(match[2] or first) if match else 0
         if not 1 <= first <= last <= MOST_LOOPS:
             raise UserError(
-                f"--loops '{text}': '{part}' is no number or range from 1 to "
+                f"--loops '{text}': '{part}' is not a number or range from 1 to "
                 f"{MOST_LOOPS}; give such as 1-10 or 1,2,8"
             )
         counts |= set(range(first, last + 1))
+
     return sorted(counts)
 
 
-def _classes(specs: tuple[str, ...]) -> list[ForcedClass]:
-    """The classes that words describe, by default the two that the authors' revision
-    forces."""
+def _parse_classes(specs: tuple[str, ...]) -> list[ForcedClass]:
+    """The classes that arguments describe, by default the two that the authors'
+    revision forces."""
     specs = specs or tuple(f"{name}={','.join(CLASSES[name])}" for name in FORCED)
-    classes = [forced for spec in specs for forced in _class(spec)]
-    upos: dict[str, tuple[str, ...]] = {}
+    classes = [forced for spec in specs for forced in _parse_class(spec)]
+
+    # A class may be forced to two paths, but its name stands for one class.
+    upos_by_name: dict[str, tuple[str, ...]] = {}
     for forced in classes:
-        if (
-            upos.setdefault(forced.name, forced.upos) != forced.upos
-            or classes.count(forced) > 1
-        ):
+        first = upos_by_name.setdefault(forced.name, forced.upos)
+        if forced.upos != first or classes.count(forced) > 1:
             raise UserError(f"--classes has two classes named '{forced.name}'")
+
     return classes
 
 
-def _class(spec: str) -> list[ForcedClass]:
-    """The class that a word describes, forced to the named path or to each path."""
+def _parse_class(spec: str) -> list[ForcedClass]:
+    """The class that an argument describes, forced to the named path or to each."""
     match = re.fullmatch(r"([\w-]+)=([\w,]+)(?::(wide|deep))?", spec)
     if not match:
         raise UserError(
             f"--classes '{spec}': give NAME=UPOS,UPOS, maybe with :wide or :deep"
         )
-    name, tags, path = match[1], tuple(match[2].split(",")), match[3]
+
+    name = match[1]
     if name.startswith(RANDOM):
         raise UserError(
             f"--classes '{spec}': names with {RANDOM} are reserved for random tokens"
         )
+
+    tags = tuple(match[2].split(","))
     for tag in tags:
         if tag not in UPOS:
             hint = did_you_mean(tag.upper(), UPOS) or f"; choose from {', '.join(UPOS)}"
             raise UserError(f"--classes '{spec}': unknown part of speech '{tag}'{hint}")
-    return [ForcedClass(name, tags, chosen) for chosen in ([path] if path else PATHS)]
+
+    paths = [match[3]] if match[3] else PATHS
+    return [ForcedClass(name, tags, path) for path in paths]

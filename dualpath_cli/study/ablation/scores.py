@@ -1,5 +1,4 @@
-"""The passes of an ablation, and their numbers: losses, differences, the excess of a
-class.
+"""The passes of an ablation, and their numbers: losses, differences, excesses.
 
 Each pass is compared with the learned router's pass, window by window.
 
@@ -10,6 +9,7 @@ resamples.
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -24,20 +24,21 @@ from dualpath_cli.report import bootstrap
 from dualpath_cli.report.bootstrap import Floats, clusters_of, resampled_sums
 from dualpath_cli.run.weights import from_all_ranks
 from dualpath_cli.spec.intervention import Intervention
-from dualpath_cli.study.ablation.options import Row
+from dualpath_cli.study.ablation.options import AblationRow
 from dualpath_cli.study.bench import FILLER, Arrays, Pass, array_digest
-from dualpath_cli.study.controls import Masks, Match
+from dualpath_cli.study.controls import Masks, MatchQuality
+from dualpath_cli.study.parts_of_speech import ForcedClass
 from dualpath_cli.training.module import DualPathModule
 
 
 @dataclass
-class Scoring(Pass):
+class AblationPass(Pass):
     """A source under one intervention, on all tokens or on some."""
 
-    row: Row
+    row: AblationRow
     # True at overridden input tokens of each window; None: all
     masks: Masks | None = None
-    match: Match | None = None  # how closely random tokens match their class
+    match: MatchQuality | None = None  # of random tokens and their class
 
     @property
     def title(self) -> str:
@@ -52,35 +53,38 @@ class Scoring(Pass):
 
     def begin(self, module: DualPathModule, files: ExitStack) -> None:
         self._module = module
-        # places of windows, (B, 3)
+        # of each batch: places of its windows, and their sums, (B, 3)
         self._scores: list[tuple[list[int], torch.Tensor]] = []
-        self._loops_run: list[float] = []
+        self._loops_run: list[float] = []  # of each batch
 
     def step(
         self, tokens: torch.Tensor, targets: torch.Tensor, places: list[int]
     ) -> None:
         assert self._module.model is not None
-        scored = targets != IGNORE
+        scored_BT = targets != IGNORE
+        overridden_BT = scored_BT
+        if self.masks is not None:
+            overridden_BT = _batch_mask(self.masks, tokens, places)
+
         trace = RoutingTrace()
-        nll = forward(
+        nll_BT = forward(
             self._module.model,
             tokens,
             targets,
             trace=trace,
             intervention=self.row.intervention,
-            token_mask=scored
-            if self.masks is None
-            else self._mask(self.masks, tokens, places),
+            token_mask=overridden_BT,
         )
-        loops = _sums([layer.expected_loops for layer in trace.layers], scored)
-        passes = _sums([layer.passes for layer in trace.layers], scored)
-        columns = [nll.double().sum(1), loops, passes]
-        self._scores.append((places, torch.stack(columns, dim=1)))
-        runs = [
-            layer.loops_run for layer in trace.layers if layer.loops_run is not None
-        ]
+
+        nats_B = nll_BT.double().sum(1)
+        loops_B = _window_sums([x.expected_loops for x in trace.layers], scored_BT)
+        passes_B = _window_sums([x.passes for x in trace.layers], scored_BT)
+        sums_B3 = torch.stack([nats_B, loops_B, passes_B], dim=1)
+        self._scores.append((places, sums_B3))
+
         # A batch of padding, which only fills up a rank's share, halts at once.
-        counts = bool(runs) and bool(scored.any())
+        runs = [x.loops_run for x in trace.layers if x.loops_run is not None]
+        counts = bool(runs) and bool(scored_BT.any())
         self._loops_run.append(float(np.mean(runs)) if counts else float("nan"))
 
     def end(self) -> Arrays:
@@ -91,42 +95,50 @@ class Scoring(Pass):
         `passes`, the sums of expected loops and of sublayers passed, means over layers.
         `loops_run`, (), is the mean number of steps that a batch ran in a layer.
         """
-        own = {
-            place: row
-            for places, rows_B3 in self._scores
-            for place, row in zip(places, rows_B3.tolist(), strict=True)
+        # `FILLER` is among the places, and not read below.
+        own_scores: dict[int, list[float]] = {}
+        for places, sums_B3 in self._scores:
+            own_scores |= zip(places, sums_B3.tolist(), strict=True)
+
+        scores: dict[int, list[float]] = {}
+        for rank_scores in from_all_ranks(own_scores):
+            scores |= rank_scores
+        loops_run = list(chain.from_iterable(from_all_ranks(self._loops_run)))
+
+        in_order = [scores[place] for place in range(self.windows.n_filled)]
+        nats_W, loops_W, passes_W = np.array(in_order).T
+        return {
+            "nats": nats_W,
+            "loops": loops_W,
+            "passes": passes_W,
+            "loops_run": np.array(float(torch.tensor(loops_run).nanmean())),
         }
-        ranks = from_all_ranks((own, self._loops_run))
-        found = {place: row for rows, _ in ranks for place, row in rows.items()}
-        nats, loops, passes = np.array(
-            [found[n] for n in range(self.windows.n_filled)]
-        ).T
-        runs = torch.tensor([run for _, runs in ranks for run in runs])
-        loops_run = np.array(float(runs.nanmean()))
-        return {"nats": nats, "loops": loops, "passes": passes, "loops_run": loops_run}
-
-    def _mask(
-        self, masks: Masks, tokens: torch.Tensor, places: list[int]
-    ) -> torch.Tensor:
-        """The masks of a batch's windows, (B, T), False at padding."""
-        mask_BT = torch.zeros(tokens.shape, dtype=torch.bool)
-        for row, place in enumerate(places):
-            if place != FILLER:
-                mask_BT[row, : len(masks[place])] = torch.from_numpy(masks[place])
-        return mask_BT.to(tokens.device)
 
 
-def _sums(
-    of_layers: Sequence[torch.Tensor | None], scored: torch.Tensor
+def _batch_mask(
+    masks: Masks, tokens_BT: torch.Tensor, places: list[int]
+) -> torch.Tensor:
+    """The masks of a batch's windows, (B, T), False at padding."""
+    mask_BT = torch.zeros(tokens_BT.shape, dtype=torch.bool)
+    for row, place in enumerate(places):
+        if place != FILLER:
+            mask_BT[row, : len(masks[place])] = torch.from_numpy(masks[place])
+
+    return mask_BT.to(tokens_BT.device)
+
+
+def _window_sums(
+    values_of_layers: Sequence[torch.Tensor | None], scored_BT: torch.Tensor
 ) -> torch.Tensor:
     """Sums over each window's tokens of a mean over layers, (B,); nan if no layer has a
     number."""
-    known = [layer.double() for layer in of_layers if layer is not None]
+    known = [values.double() for values in values_of_layers if values is not None]
     if not known:
-        return torch.full(
-            (len(scored),), float("nan"), device=scored.device, dtype=torch.float64
-        )
-    return (torch.stack(known).mean(0) * scored).sum(1)
+        nan = float("nan")
+        shape = (len(scored_BT),)
+        return torch.full(shape, nan, device=scored_BT.device, dtype=torch.float64)
+
+    return (torch.stack(known).mean(0) * scored_BT).sum(1)
 
 
 @dataclass(frozen=True)
@@ -157,102 +169,115 @@ of token_classes.csv.
   router's, in nats per token of the source, and the mean of this over seeds for random
   tokens
 - `excess`, `low`, `high`: the difference of the two, small for a rare class; ends of
-  its 95 % interval, given the random draws
+  its 95 % interval for fixed random draws
 - `per_forced`, ...: the excess per token of the class, which can be compared between
   sources
-- `match_*`: how closely the random tokens match the class, see `Match`
+- `match_*`: how closely the random tokens match the class, see `MatchQuality`
 """
 
 
-def compare(passes: Sequence[Scoring]) -> list[Result]:
+def compare(passes: Sequence[AblationPass]) -> list[Result]:
     """A result for each pass over a source: its loss, and the difference to the first
     one's."""
-    source, windows = passes[0].source, passes[0].windows
-    nats_WP = np.stack([pass_.arrays["nats"] for pass_ in passes], axis=1)
-    differences_WP, tokens_W1 = nats_WP - nats_WP[:, :1], windows.tokens[:, None]
-    mean_P, low_P, high_P = _ratios(source, differences_WP, tokens_W1, windows)
+    source = passes[0].source
+    windows = passes[0].windows
 
-    def per_token(pass_: Scoring, name: str) -> float:
+    nats_WP = np.stack([pass_.arrays["nats"] for pass_ in passes], axis=1)
+    differences_WP = nats_WP - nats_WP[:, :1]
+    tokens_W1 = windows.tokens[:, None]
+    mean_P, low_P, high_P = _nats_per_token(source, differences_WP, tokens_W1, windows)
+
+    def per_token(pass_: AblationPass, name: str) -> float:
         return float(pass_.arrays[name].sum() / windows.n_tokens)
 
     return [
         Result(
-            pass_.row.suite,
-            pass_.row.intervention,
-            source,
-            per_token(pass_, "nats"),
-            float(mean_P[p]),
-            float(low_P[p]),
-            float(high_P[p]),
-            per_token(pass_, "loops"),
-            per_token(pass_, "passes"),
-            float(pass_.arrays["loops_run"]),
+            suite=pass_.row.suite,
+            intervention=pass_.row.intervention,
+            source=source,
+            loss=per_token(pass_, "nats"),
+            difference=float(mean_P[p]),
+            low=float(low_P[p]),
+            high=float(high_P[p]),
+            expected_loops=per_token(pass_, "loops"),
+            passes=per_token(pass_, "passes"),
+            loops_run=float(pass_.arrays["loops_run"]),
         )
         for p, pass_ in enumerate(passes)
     ]
 
 
-def excesses(passes: Sequence[Scoring]) -> list[Excess]:
+def excesses(passes: Sequence[AblationPass]) -> list[Excess]:
     """The excess of each class that passes over a source force, the learned router's
     pass first."""
-    return [
-        _excess(
-            passes[0],
-            pass_,
-            [
-                other
-                for other in passes
-                if other.row.token_class == pass_.row.token_class
-                and other.match is not None
-            ],
-        )
-        for pass_ in passes
-        if pass_.row.token_class is not None and pass_.match is None
-    ]
+    learned = passes[0]
+    found = []
+    for pass_ in passes:
+        forced = pass_.row.token_class
+        if forced is None or pass_.match is not None:
+            continue
+        controls = [
+            other
+            for other in passes
+            if other.row.token_class == forced and other.match is not None
+        ]
+        found.append(_excess(forced, learned, pass_, controls))
+
+    return found
 
 
-def _excess(learned: Scoring, chosen: Scoring, random: Sequence[Scoring]) -> Excess:
+def _excess(
+    forced: ForcedClass,
+    learned: AblationPass,
+    overridden: AblationPass,
+    controls: Sequence[AblationPass],
+) -> Excess:
     """The excess cost of overriding a class over the mean of random tokens over seeds.
 
     Intervals cover the text, not the random draw of tokens. For a class without tokens
     the excess is nan.
     """
-    forced, source, windows = chosen.row.token_class, learned.source, learned.windows
-    assert forced is not None
-    learned_W, class_W = learned.arrays["nats"], chosen.arrays["nats"]
-    chosen_W = np.array([mask.sum() for mask in chosen.masks or []])
-    tokens, count = int(chosen_W.sum()), windows.n_tokens
-    random_W = np.mean([pass_.arrays["nats"] for pass_ in random], axis=0)
-    if not tokens:
+    windows = learned.windows
+    class_tokens_W = np.array([mask.sum() for mask in overridden.masks or []])
+    class_tokens = int(class_tokens_W.sum())
+
+    learned_W = learned.arrays["nats"]
+    class_W = overridden.arrays["nats"]
+    random_W = np.mean([pass_.arrays["nats"] for pass_ in controls], axis=0)
+    if not class_tokens:
+        # Without a token forced, all losses are equal: the excess would seem to be 0.
         random_W = np.full_like(learned_W, np.nan)
+
+    # The same nats over two numbers of tokens: all, and those of the class.
     excess_W2 = np.repeat((class_W - random_W)[:, None], 2, axis=1)
-    per = _ratios(
-        source, excess_W2, np.column_stack([windows.tokens, chosen_W]), windows
-    )
-    (mean, per_forced), (low, per_low), (high, per_high) = (
-        ends.tolist() for ends in per
-    )
-    match = Match.mean([pass_.match for pass_ in random if pass_.match is not None])
+    tokens_W2 = np.column_stack([windows.tokens, class_tokens_W])
+    means, lows, highs = _nats_per_token(learned.source, excess_W2, tokens_W2, windows)
+    excess, per_forced = means.tolist()
+    low, per_forced_low = lows.tolist()
+    high, per_forced_high = highs.tolist()
+
+    matches = [pass_.match for pass_ in controls if pass_.match is not None]
+    match = MatchQuality.mean(matches)
     return {
         "token_class": forced.name,
         "upos": ",".join(forced.upos),
         "path": forced.path,
-        "source": source,
-        "tokens": tokens,
-        "share": tokens / count,
-        "difference": float((class_W - learned_W).sum() / count),
-        "random_difference": float((random_W - learned_W).sum() / count),
-        "excess": mean,
+        "source": learned.source,
+        "tokens": class_tokens,
+        "share": class_tokens / windows.n_tokens,
+        "difference": float((class_W - learned_W).sum() / windows.n_tokens),
+        "random_difference": float((random_W - learned_W).sum() / windows.n_tokens),
+        "excess": excess,
         "low": low,
         "high": high,
         "per_forced": per_forced,
-        "per_forced_low": per_low,
-        "per_forced_high": per_high,
+        "per_forced_low": per_forced_low,
+        "per_forced_high": per_forced_high,
         **{f"match_{name}": value for name, value in vars(match).items()},
     }
 
 
-def _ratios(
+def _nats_per_token(
     source: str, nats_WC: Floats, tokens_WC: npt.NDArray[np.integer], windows: Windows
 ) -> tuple[Floats, Floats, Floats]:
     """Nats per token over all windows, and the ends of 95 % intervals, (C,) each.
@@ -262,6 +287,9 @@ def _ratios(
     clusters = clusters_of(windows)
     nats_RC = resampled_sums(source, clusters.of_window, nats_WC)
     tokens_RC = resampled_sums(source, clusters.of_window, tokens_WC.astype(float))
-    with np.errstate(invalid="ignore", divide="ignore"):  # a resample may have no token
+
+    # A resample may have no token of a class.
+    with np.errstate(invalid="ignore", divide="ignore"):
         means_RC = nats_RC / tokens_RC
+
     return means_RC[0], *bootstrap.interval(means_RC, clusters.count)

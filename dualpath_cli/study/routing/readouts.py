@@ -1,31 +1,26 @@
-"""Read-outs of every token in every layer with gates, their sums over a source's
-tokens, and means.
+"""Read-outs of every token in every layer with gates, and their sums over a source.
 
 Each sum is kept 1 + 1,000 times, first plain, then resampled (`report/bootstrap.py`).
-Every statistic is computed from all of these, so memory does not grow with the text.
+Every statistic is computed from all of these (`summary.py`), so memory does not grow
+with the text.
 
 Shapes: B sequences, T positions, L layers with gates, K loops, C experts of a token, R
 1 + resamples, P parts of speech, E experts.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from lightning.pytorch.strategies import Strategy
-from scipy.special import entr
 
 from dualpath_cli.model import RoutingTrace
 from dualpath_cli.model.loss import IGNORE
-from dualpath_cli.report.bootstrap import RESAMPLES, Floats, interval
+from dualpath_cli.report.bootstrap import RESAMPLES, Floats
 from dualpath_cli.spec.config import ModelConfig
-from dualpath_cli.study.parts_of_speech import CLASSES, UPOS
+from dualpath_cli.study.parts_of_speech import UPOS
 
 READOUTS = (
     "gate_deep",
@@ -59,15 +54,20 @@ def dual_layers(trace: RoutingTrace) -> torch.Tensor:
     K is the largest number of steps of a layer.
     """
     dual = [layer for layer in trace.layers if layer.gate_deep is not None]
-    loops = max(
-        layer.step_weights.shape[-1] for layer in dual if layer.step_weights is not None
-    )
+    weights = [layer.step_weights for layer in dual if layer.step_weights is not None]
+    loops = max(layer_weights.shape[-1] for layer_weights in weights)
+
     layers = []
     for layer in dual:
         values = [getattr(layer, name) for name in READOUTS]
-        steps = ((getattr(layer, name), blank) for name, blank in STEP_READOUTS.items())
-        padded = [F.pad(x, (0, loops - x.shape[-1]), value=blank) for x, blank in steps]
-        layers.append(torch.cat([torch.stack(values, -1), *padded], -1))
+        columns = [torch.stack(values, -1)]
+        for name, blank in STEP_READOUTS.items():
+            own_BTK = getattr(layer, name)
+            missing = loops - own_BTK.shape[-1]
+            padded_BTK = F.pad(own_BTK, (0, missing), value=blank)
+            columns.append(padded_BTK)
+        layers.append(torch.cat(columns, -1))
+
     return torch.stack(layers, 2)
 
 
@@ -78,18 +78,21 @@ def experts_of(trace: RoutingTrace) -> tuple[torch.Tensor, torch.Tensor]:
     A dense layer has -1 and nan; C is 0 if all are dense.
     """
     dual = [layer for layer in trace.layers if layer.gate_deep is not None]
-    gates = [layer.gate_deep for layer in dual if layer.gate_deep is not None]
-    most = max(
-        0 if layer.experts is None else layer.experts.shape[-1] for layer in dual
-    )
-    chosen = torch.full((*gates[0].shape, len(dual), most), -1, device=gates[0].device)
-    weights = torch.full(chosen.shape, math.nan, device=chosen.device)
+    gate_BT = dual[0].gate_deep
+    assert gate_BT is not None
+    experts = [layer.experts for layer in dual if layer.experts is not None]
+    most = max((layer_experts.shape[-1] for layer_experts in experts), default=0)
+
+    shape = (*gate_BT.shape, len(dual), most)
+    chosen_BTLC = torch.full(shape, -1, device=gate_BT.device)
+    weights_BTLC = torch.full(shape, math.nan, device=gate_BT.device)
     for place, layer in enumerate(dual):
         if layer.experts is not None and layer.expert_weights is not None:
             own = layer.experts.shape[-1]  # fewer where an override takes fewer
-            chosen[..., place, :own] = layer.experts
-            weights[..., place, :own] = layer.expert_weights
-    return chosen, weights
+            chosen_BTLC[..., place, :own] = layer.experts
+            weights_BTLC[..., place, :own] = layer.expert_weights
+
+    return chosen_BTLC, weights_BTLC
 
 
 def experts_by_layer(config: ModelConfig) -> list[int]:
@@ -100,13 +103,12 @@ def experts_by_layer(config: ModelConfig) -> list[int]:
 def by_name(values: npt.NDArray[Any]) -> dict[str, npt.NDArray[Any]]:
     """The read-outs in an array of `dual_layers`, (..., columns), by name: (...) or
     (..., K)."""
-    split, loops = (
-        len(READOUTS),
-        (values.shape[-1] - len(READOUTS)) // len(STEP_READOUTS),
-    )
     found = {name: values[..., column] for column, name in enumerate(READOUTS)}
+    loops = (values.shape[-1] - len(READOUTS)) // len(STEP_READOUTS)
     for place, name in enumerate(STEP_READOUTS):
-        found[name] = values[..., split + place * loops : split + (place + 1) * loops]
+        start = len(READOUTS) + place * loops
+        found[name] = values[..., start : start + loops]
+
     return found
 
 
@@ -117,12 +119,15 @@ def is_text(
 
     `bytes_of_token` is 0 for special tokens.
     """
+    # A token that was not a target is padding, or the first of a window.
+    is_target = targets[:, :-1] != IGNORE
+    has_bytes = bytes_of_token[tokens[:, 1:]] > 0
     text_BT = torch.zeros_like(tokens, dtype=torch.bool)
-    text_BT[:, 1:] = (targets[:, :-1] != IGNORE) & (bytes_of_token[tokens[:, 1:]] > 0)
+    text_BT[:, 1:] = is_target & has_bytes
     return text_BT
 
 
-Sums = dict[str, npt.NDArray[np.float64]]  # the sums of `RoutingSums` by name
+Sums = dict[str, Floats]  # the sums of `RoutingSums` by name
 
 GATE_BINS = 64
 CONTRIBUTION_BINS, CONTRIBUTION_END = 256, 8.0
@@ -132,7 +137,8 @@ CONTRIBUTION_BINS, CONTRIBUTION_END = 256, 8.0
 def columns(loops: int) -> tuple[str, ...]:
     """Names of the numbers of `dual_layers`: for step k `step_k` is the weight."""
     kinds = ("step", "step_size", "step_cosine")  # as in STEP_READOUTS
-    return (*READOUTS, *(f"{kind}_{k}" for kind in kinds for k in range(1, loops + 1)))
+    steps = range(1, loops + 1)
+    return (*READOUTS, *(f"{kind}_{k}" for kind in kinds for k in steps))
 
 
 class RoutingSums:
@@ -174,27 +180,35 @@ class RoutingSums:
         batch; `tags` (B, T) are places in UPOS, -1 without one.
         """
         sums = self._sums
+        # What is not text may be nan, which times 0 would stay nan.
         values = torch.where(text[..., None, None], values.double(), 0)
+        tokens_B = text.double().sum(1)
+        values_BLC = values.sum(1)
+        sums["tokens"] += weights.T @ tokens_B
+        sums["sums"] += torch.einsum("br,blc->rlc", weights, values_BLC)
+
+        # Densities are drawn without intervals, and so are not resampled.
         g_d, g_w, norm_d, norm_w = values[..., :4].unbind(-1)
-        sums["tokens"] += weights.T @ text.double().sum(1)
-        sums["sums"] += torch.einsum("br,blc->rlc", weights, values.sum(1))
+        wide = torch.log1p(g_w * norm_w)
+        deep = torch.log1p(g_d * norm_d)
         sums["gate_density"] += _density(g_w[text], g_d[text], GATE_BINS, 1.0)
         sums["contribution_density"] += _density(
-            torch.log1p(g_w * norm_w)[text],
-            torch.log1p(g_d * norm_d)[text],
-            CONTRIBUTION_BINS,
-            CONTRIBUTION_END,
+            wide[text], deep[text], CONTRIBUTION_BINS, CONTRIBUTION_END
         )
-        places = torch.arange(len(UPOS), device=tags.device)
-        # (B, T, P)
-        has_tag = (torch.where(text, tags, -1)[..., None] == places).double()
-        sums["tag_tokens"] += weights.T @ has_tag.sum(1)
-        share = values[..., READOUTS.index("deep_share")]
-        of_tags = torch.einsum("btp,btl->bpl", has_tag, share)
-        sums["tag_sums"] += torch.einsum("br,bpl->rpl", weights, of_tags)
+
+        places_P = torch.arange(len(UPOS), device=tags.device)
+        text_tags_BT = torch.where(text, tags, -1)
+        has_tag_BTP = (text_tags_BT[..., None] == places_P).double()
+        share_BTL = values[..., READOUTS.index("deep_share")]
+        tag_shares_BPL = torch.einsum("btp,btl->bpl", has_tag_BTP, share_BTL)
+        sums["tag_tokens"] += weights.T @ has_tag_BTP.sum(1)
+        sums["tag_sums"] += torch.einsum("br,bpl->rpl", weights, tag_shares_BPL)
+
+        # One expert at a time: a dimension of experts would take much memory.
         for expert in range(sums["expert_tokens"].shape[-1]):
-            takes = (text[..., None] & (chosen == expert).any(-1)).double()
-            sums["expert_tokens"][..., expert] += weights.T @ takes.sum(1)
+            takes_BTL = (chosen == expert).any(-1)
+            counts_BL = (text[..., None] & takes_BTL).double().sum(1)
+            sums["expert_tokens"][..., expert] += weights.T @ counts_BL
 
     def compute(self, strategy: Strategy) -> Sums:
         """The sums over all ranks, by name."""
@@ -214,187 +228,13 @@ def _density(
     wide: torch.Tensor, deep: torch.Tensor, bins: int, end: float
 ) -> torch.Tensor:
     """Counts pairs (tokens, L) in a square of bins for each layer: (L, deep, wide)."""
-    layers = torch.arange(wide.shape[-1], device=wide.device)
-    numbers = (layers * bins + _bin(deep, bins, end)) * bins + _bin(wide, bins, end)
-    counts = torch.bincount(numbers.flatten(), minlength=len(layers) * bins**2)
-    return counts.reshape(len(layers), bins, bins).double()
+    n_layers = wide.shape[-1]
+    layers = torch.arange(n_layers, device=wide.device)
+    deep_bin = _bin(deep, bins, end)
+    wide_bin = _bin(wide, bins, end)
 
-
-def expert_loads(sums: Sums) -> Floats:
-    """Each expert's part of a layer's choices, (R, L, E): 0 beyond the layer's
-    experts."""
-    tokens = sums["expert_tokens"]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.asarray(tokens / tokens.sum(-1, keepdims=True))
-
-
-def expert_means(sums: Sums) -> dict[str, Floats]:
-    """The load of experts by name, (R, L) each, as metrics.csv has it of training.
-
-    nan in layers without experts; empty if no layer has any.
-    """
-    load, experts = expert_loads(sums), sums["experts"]
-    if not experts.any():
-        return {}
-    with np.errstate(divide="ignore", invalid="ignore"):
-        entropy = np.where(experts > 1, entr(load).sum(-1) / np.log(experts), 1.0)
-    idle = experts - (load > 0).sum(-1)
-    means = {
-        "load_max": load.max(-1) * experts,
-        "load_entropy": entropy,
-        "idle_experts": idle,
-    }
-    return {
-        name: np.where(experts > 0, values, np.nan) for name, values in means.items()
-    }
-
-
-# A part of speech with fewer tokens in a source is left out, as in the paper
-LEAST_TOKENS = 10
-
-
-@dataclass(frozen=True)
-class Summary:
-    """Means of one source, or of several with equal weight; nan where there are no
-    tokens."""
-
-    layers: tuple[int, ...]  # numbers of the layers with gates
-    means: Mapping[str, Floats]  # of each read-out, and the load of experts, (R, L)
-    # deep share by part of speech, (R, P, L); nan where tokens are too few
-    tag_means: Floats
-    # deep share less that of other tokens, (R, L)
-    class_differences: Mapping[str, Floats]
-    clusters: int  # documents or windows of the source; of several sources the least
-
-    @classmethod
-    def from_sums(cls, sums: Sums, layers: Sequence[int], loops: int) -> "Summary":
-        with np.errstate(divide="ignore", invalid="ignore"):
-            means_RLC = sums["sums"] / sums["tokens"][:, None, None]
-            tag_means = sums["tag_sums"] / sums["tag_tokens"][..., None]
-            classes = {name: _difference(sums, upos) for name, upos in CLASSES.items()}
-        tag_means[:, sums["tag_tokens"][0] < LEAST_TOKENS] = np.nan
-        means = {
-            name: means_RLC[..., number] for number, name in enumerate(columns(loops))
-        }
-        return cls(
-            tuple(layers),
-            means | expert_means(sums),
-            tag_means,
-            classes,
-            int(sums["clusters"]),
-        )
-
-    @classmethod
-    def average(cls, several: Sequence["Summary"]) -> "Summary":
-        first = several[0]
-        means = {
-            name: np.mean([one.means[name] for one in several], 0)
-            for name in first.means
-        }
-        classes = {
-            name: _mean_where_any([one.class_differences[name] for one in several])
-            for name in CLASSES
-        }
-        return cls(
-            first.layers,
-            means,
-            _mean_where_any([one.tag_means for one in several]),
-            classes,
-            min(one.clusters for one in several),
-        )
-
-    @cached_property
-    def bands(self) -> dict[str, list[int]]:
-        """Early, middle and late layers, as places in `layers`: thirds, the last one
-        the largest.
-
-        In the paper layers 0 to 4, 5 to 9 and 10 to 15. Two layers are early and late.
-        """
-        count = len(self.layers)
-        ends = [count // 3, 2 * count // 3] if count >= 3 else [count // 2, count // 2]
-        places = list(range(count))
-        bands = {
-            "early": places[: ends[0]],
-            "middle": places[ends[0] : ends[1]],
-            "late": places[ends[1] :],
-        }
-        return {name: band for name, band in bands.items() if band}
-
-    def named(self, places: Sequence[int]) -> str:
-        """Such as `layer 3` or `layers 2 to 9`."""
-        first, last = self.layers[places[0]], self.layers[places[-1]]
-        return f"layer {first}" if first == last else f"layers {first} to {last}"
-
-    def interval(self, values: Floats) -> tuple[Floats, Floats]:
-        """The ends of the 95 % interval of values (R, ...); nan where there is no
-        interval."""
-        return interval(values, self.clusters)
-
-    def estimate(self, values: Floats) -> dict[str, Any]:
-        """Mean and interval of values (R, ...) for JSON: None for nan."""
-        low, high = self.interval(values)
-        return {
-            "mean": for_json(values[0]),
-            "low": for_json(low),
-            "high": for_json(high),
-        }
-
-    def report(self) -> dict[str, Any]:
-        """All means with intervals, for JSON: lists are over the layers with gates."""
-        share = self.means["deep_share"]
-        return {
-            "mean_over_layers": {"deep_share": self.estimate(share.mean(1))},
-            "layers": {
-                name: self.estimate(values) for name, values in self.means.items()
-            },
-            "upos": {
-                UPOS[place]: {
-                    "deep_share": self.estimate(self.tag_means[:, place].mean(1)),
-                    "layers": self.estimate(self.tag_means[:, place]),
-                }
-                for place in self.known_tags
-            },
-            "classes": {
-                name: {
-                    "difference": self.estimate(values.mean(1)),
-                    "layers": self.estimate(values),
-                }
-                for name, values in self.class_differences.items()
-                if np.isfinite(values[0]).all()
-            },
-        }
-
-    @property
-    def known_tags(self) -> list[int]:
-        """Places in UPOS of the tags with enough tokens, by growing deep share."""
-        mean = self.tag_means[0].mean(1)
-        return [int(place) for place in np.argsort(mean) if np.isfinite(mean[place])]
-
-
-def _difference(sums: Sums, upos: Sequence[str]) -> Floats:
-    """Mean deep share of the tags less that of all other tagged tokens, (R, L)."""
-    member = np.isin(UPOS, upos)
-    tokens, total = sums["tag_tokens"], sums["tag_sums"]
-    if min(tokens[0, member].sum(), tokens[0, ~member].sum()) < LEAST_TOKENS:
-        return np.full((len(tokens), total.shape[-1]), np.nan)
-    inside, outside = (
-        total[:, chosen].sum(1) / tokens[:, chosen].sum(1)[:, None]
-        for chosen in (member, ~member)
-    )
-    return np.asarray(inside - outside)
-
-
-def _mean_where_any(arrays: Sequence[Floats]) -> Floats:
-    """Mean over the sources whose plain value, the first row, is a number."""
-    stacked = np.stack(arrays)
-    known = np.isfinite(stacked[:, :1])
-    with np.errstate(invalid="ignore"):
-        total = np.where(known, stacked, 0).sum(0) / known.sum(0)
-    return np.asarray(total)
-
-
-def for_json(values: npt.NDArray[np.floating]) -> Any:
-    """A list or number, with None for nan and infinities."""
-    objects = np.asarray(values, dtype=object)
-    objects[~np.isfinite(values)] = None
-    return objects.tolist()
+    # One number for each layer and pair of bins, so that one call counts all.
+    cells = (layers * bins + deep_bin) * bins + wide_bin
+    n_cells = n_layers * bins**2
+    counts = torch.bincount(cells.flatten(), minlength=n_cells)
+    return counts.reshape(n_layers, bins, bins).double()

@@ -18,8 +18,6 @@ import pyarrow.parquet as pq
 from dualpath_cli.base.files import replacing
 from dualpath_cli.study.routing.readouts import READOUTS, STEP_READOUTS, by_name
 
-Floats = npt.NDArray[np.floating]
-
 
 class Example(NamedTuple):
     """The first tokens of a sequence, and their read-outs in the layers with gates."""
@@ -31,13 +29,13 @@ class Example(NamedTuple):
     # part of speech of each token; None where nothing was tagged
     upos: list[str] | None
     values: dict[str, npt.NDArray[Any]]
-    """By name: `nats`, the loss of each token given those before it, (N,); the
+    """By name: `nats`, the loss of each token after those before it, (N,); the
     read-outs as in `TokenTable`, (N, L, ...); on the page also the arrays of
     `page.passes.write_details`."""
 
 
 @dataclass(frozen=True)
-class Model:
+class PageData:
     """A model's read-outs of the sequences of a page."""
 
     steps: Sequence[int]  # of each layer with gates, (L,); K is the largest
@@ -59,28 +57,7 @@ def token_table(
 
     `chosen` is C, or 0 if no layer has experts.
     """
-    text, whole, number = pa.string(), pa.int32(), pa.float32()
-    of_experts = {"experts": whole, "expert_weights": number} if chosen else {}
-    schema = pa.schema(
-        [
-            ("source", text),
-            ("sequence", whole),
-            ("position", whole),
-            ("token_id", whole),
-            ("token", text),
-            ("upos", text),
-            ("nats", number),
-            *((name, pa.list_(number, layers)) for name in READOUTS),
-            *(
-                (name, pa.list_(pa.list_(number, loops), layers))
-                for name in STEP_READOUTS
-            ),
-            *(
-                (name, pa.list_(pa.list_(of, chosen), layers))
-                for name, of in of_experts.items()
-            ),
-        ]
-    )
+    schema = _schema(layers, loops, chosen)
     with (
         replacing(path) as partial,
         pq.ParquetWriter(partial, schema, compression="zstd") as file,
@@ -90,19 +67,43 @@ def token_table(
         table.flush()
 
 
+def _schema(layers: int, loops: int, chosen: int) -> pa.Schema:
+    """The columns of `TokenTable`."""
+    by_layer = pa.list_(pa.float32(), layers)
+    by_step = pa.list_(pa.list_(pa.float32(), loops), layers)
+    columns = {
+        "source": pa.string(),
+        "sequence": pa.int32(),
+        "position": pa.int32(),
+        "token_id": pa.int32(),
+        "token": pa.string(),
+        "upos": pa.string(),
+        "nats": pa.float32(),
+        **dict.fromkeys(READOUTS, by_layer),
+        **dict.fromkeys(STEP_READOUTS, by_step),
+    }
+    if chosen:
+        columns["experts"] = pa.list_(pa.list_(pa.int32(), chosen), layers)
+        columns["expert_weights"] = pa.list_(pa.list_(pa.float32(), chosen), layers)
+
+    return pa.schema(columns)
+
+
 class TokenTable:
     """Writes the rows of a source.
 
     `sequence` counts within the source, `position` within the sequence's text tokens,
     both from 0; `upos` is null where nothing was tagged; `nats` is the token's loss
-    given those before it. Each of `READOUTS` is a list over the layers with gates,
+    after those before it. Each of `READOUTS` is a list over the layers with gates,
     (L,), each of `STEP_READOUTS` a list of lists, (L, K). Of models with experts also
     `experts` and `expert_weights`, (L, C), with -1 and nan in dense layers.
     """
 
     def __init__(self, file: pq.ParquetWriter, token_values: Sequence[bytes]) -> None:
-        self._file, self._values = file, token_values
-        self._held: list[pa.RecordBatch] = []
+        self._file = file
+        self._token_values = token_values
+        self._pending: list[pa.RecordBatch] = []
+        self._pending_rows = 0
 
     def add(
         self,
@@ -122,7 +123,7 @@ class TokenTable:
             "sequence": np.full(len(ids), sequence),
             "position": np.arange(len(ids)),
             "token_id": ids,
-            "token": token_texts(self._values[id] for id in ids.tolist()),
+            "token": token_texts(self._token_values[id] for id in ids.tolist()),
             "upos": [None] * len(ids) if upos is None else upos,
             "nats": nats,
             **{name: _lists(array) for name, array in by_name(values).items()},
@@ -130,24 +131,32 @@ class TokenTable:
         if experts.shape[-1]:
             columns["experts"] = _lists(experts, np.int32)
             columns["expert_weights"] = _lists(expert_weights)
-        self._held.append(pa.RecordBatch.from_pydict(columns, schema=self._file.schema))
-        if sum(map(len, self._held)) >= ROWS:
+
+        # A sequence alone would be a small group of rows: they are written together.
+        rows = pa.RecordBatch.from_pydict(columns, schema=self._file.schema)
+        self._pending.append(rows)
+        self._pending_rows += len(rows)
+        if self._pending_rows >= ROWS:
             self.flush()
 
     def flush(self) -> None:
-        if self._held:
-            self._file.write_table(pa.Table.from_batches(self._held))
-        self._held = []
+        if self._pending:
+            self._file.write_table(pa.Table.from_batches(self._pending))
+        self._pending = []
+        self._pending_rows = 0
 
 
-def merge(tables: Sequence[Path], path: Path, facts: Mapping[str, str]) -> None:
+def join_tables(tables: Sequence[Path], path: Path, facts: Mapping[str, str]) -> None:
     """Joins the tables of sources to one, with some facts as its metadata."""
     schema = pq.read_schema(tables[0])
-    schema = schema.with_metadata({**(schema.metadata or {}), **facts})
+    metadata = {**(schema.metadata or {}), **facts}
+    schema = schema.with_metadata(metadata)
+
     with (
         replacing(path) as partial,
         pq.ParquetWriter(partial, schema, compression="zstd") as file,
     ):
+        # In batches, as the rows of a source may not fit into memory.
         for table in tables:
             for batch in pq.ParquetFile(table).iter_batches(ROWS):
                 file.write_batch(batch.replace_schema_metadata(schema.metadata))
@@ -159,16 +168,18 @@ def token_texts(values: Iterable[bytes]) -> list[str]:
     A character in several tokens is part of the last one; bytes of no character are
     U+FFFD.
     """
+    # The decoder keeps the bytes of an unfinished character for the next token.
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     texts = [decoder.decode(value) for value in values]
-    if rest := decoder.decode(b"", final=True):
+    rest = decoder.decode(b"", final=True)
+    if rest:
         texts[-1] += rest
     return texts
 
 
-def _lists(values: npt.NDArray[Any], of: type[np.generic] = np.float32) -> pa.Array:
+def _lists(values: npt.NDArray[Any], dtype: type[np.generic] = np.float32) -> pa.Array:
     """An array (N, ...) as nested lists of fixed size."""
-    array = pa.array(np.ascontiguousarray(values, of).reshape(-1))
+    array = pa.array(np.ascontiguousarray(values, dtype).reshape(-1))
     for size in reversed(values.shape[1:]):
         array = pa.FixedSizeListArray.from_arrays(array, size)
     return array

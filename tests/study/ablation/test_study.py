@@ -23,15 +23,11 @@ from dualpath_cli.run.exported_folder import hash_of_weights
 from dualpath_cli.run.tables import read_csv
 from dualpath_cli.spec.config import ModelConfig
 from dualpath_cli.spec.intervention import Intervention
-from dualpath_cli.study.ablation.options import SUITES, Ablate, Row
-from dualpath_cli.study.ablation.scores import Result, Scoring, compare, excesses
-from dualpath_cli.study.ablation.study import (
-    draw,
-    excess_table,
-    layer_table,
-    source_table,
-)
-from dualpath_cli.study.controls import Match
+from dualpath_cli.study.ablation.figures import draw_figures
+from dualpath_cli.study.ablation.options import SUITES, Ablate, AblationRow
+from dualpath_cli.study.ablation.scores import AblationPass, Result, compare, excesses
+from dualpath_cli.study.ablation.tables import excess_table, layer_table, source_table
+from dualpath_cli.study.controls import MatchQuality
 from dualpath_cli.study.parts_of_speech import ForcedClass
 from tests.study.conftest import Studied, Study, model_of
 from tests.training.tiny_run import SEQ_LEN
@@ -156,10 +152,12 @@ LONG_AND_SHORT = Windows([np.zeros(1 + tokens, np.int64) for tokens in (8, 2)] *
 """Ten of each, the longer ones first."""
 
 
-def scored(row: Row, nats: tuple[float, float], match: Match | None = None) -> Scoring:
+def scored(
+    row: AblationRow, nats: tuple[float, float], match: MatchQuality | None = None
+) -> AblationPass:
     """A pass with so many nats in each of the long and of the short windows."""
     masks = [np.arange(8) < count for count in np.repeat([2, 1], 10)]
-    pass_ = Scoring("text", LONG_AND_SHORT, row, masks, match)
+    pass_ = AblationPass("text", LONG_AND_SHORT, row, masks, match)
     pass_.arrays = {
         "nats": np.repeat(nats, 10).astype(float),
         "loops": np.repeat([4.0, 6.0], 10),
@@ -169,12 +167,12 @@ def scored(row: Row, nats: tuple[float, float], match: Match | None = None) -> S
     return pass_
 
 
-LEARNED = scored(Row("baseline", Intervention()), (10, 1))
+LEARNED = scored(AblationRow("baseline", Intervention()), (10, 1))
 
 
 def test_losses_and_differences_are_means_per_token():
     learned, other = compare(
-        [LEARNED, scored(Row("paper", Intervention(loops=1)), (12, 4))]
+        [LEARNED, scored(AblationRow("paper", Intervention(loops=1)), (12, 4))]
     )
     assert (learned.loss, other.loss) == (11 / 10, 16 / 10)
     assert (learned.difference, learned.low, learned.high) == (0, 0, 0)
@@ -188,14 +186,18 @@ def test_the_excess_is_over_the_mean_of_random_tokens_and_per_forced_token():
     forced, other = (ForcedClass("some", ("NUM",), path) for path in ("wide", "deep"))
     change, match = (
         Intervention(gates=(0.0, 1.0), tokens="some"),
-        Match(1.0, 0.0, 2.0, 2.0),
+        MatchQuality(1.0, 0.0, 2.0, 2.0),
     )
     random = [
-        scored(Row("token-classes", change, forced, seed), nats, match)
+        scored(AblationRow("token-classes", change, forced, seed), nats, match)
         for seed, nats in enumerate([(11, 1), (13, 2)])
     ]
-    random.append(scored(Row("token-classes", change, other, 0), (99, 9), match))
-    (row,) = excesses([LEARNED, scored(Row("", change, forced), (14, 2)), *random])
+    random.append(
+        scored(AblationRow("token-classes", change, other, 0), (99, 9), match)
+    )
+    (row,) = excesses(
+        [LEARNED, scored(AblationRow("", change, forced), (14, 2)), *random]
+    )
     assert (row["difference"], row["random_difference"], row["excess"]) == (
         0.5,
         0.25,
@@ -205,8 +207,10 @@ def test_the_excess_is_over_the_mean_of_random_tokens_and_per_forced_token():
     # A quarter of a nat a token both in long windows and in short ones, whichever are
     # drawn.
     assert (row["low"], row["high"]) == (2 / 8, 0.5 / 2)
-    random = [scored(Row("", change, forced, 0), (10, 1), match)]
-    (row,) = excesses([LEARNED, scored(Row("", change, forced), (14, 1.5)), *random])
+    random = [scored(AblationRow("", change, forced, 0), (10, 1), match)]
+    (row,) = excesses(
+        [LEARNED, scored(AblationRow("", change, forced), (14, 1.5)), *random]
+    )
     assert row["excess"] == pytest.approx((10 * 4 + 10 * 0.5) / 100)
     assert row["per_forced"] == pytest.approx((10 * 4 + 10 * 0.5) / 30)
     assert (
@@ -300,9 +304,9 @@ def test_losses_that_are_no_numbers_do_not_stop_the_figures(tmp_path, drawn):
         result(suite="halting", halting=0.5),
     ]
     rows = [dataclasses.replace(row, difference=NAN, low=NAN, high=NAN) for row in rows]
-    assert len(draw(tmp_path, rows, 2)) == 6
+    assert len(draw_figures(tmp_path, rows, 2)) == 6
     # Figures of suites that are no longer asked for go.
-    draw(tmp_path, rows[:3], 2)
+    draw_figures(tmp_path, rows[:3], 2)
     assert {path.stem for path in tmp_path.iterdir()} == {"forced_loops"}
 
 

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dualpath_cli.study.routing import page
-from dualpath_cli.study.routing.page import write
-from dualpath_cli.study.routing.tokens import Example, Model
+from dualpath_cli.study.routing.page import write_page
+from dualpath_cli.study.routing.tokens import Example, PageData
 from tests.study.conftest import data_of
 
 slow = pytest.mark.slow
@@ -115,10 +115,10 @@ def example(
     return Example(source, number, len(tokens), list(tokens), tags, values)
 
 
-def model(examples: Sequence[Example], forced=()) -> Model:
+def model(examples: Sequence[Example], forced=()) -> PageData:
     """A page's model of some examples."""
     layers, loops = examples[0].values["step_weights"].shape[1:]
-    return Model([loops] * layers, examples, forced)
+    return PageData([loops] * layers, examples, forced)
 
 
 def fixed(value: float) -> str:
@@ -245,7 +245,7 @@ def visit(chromium, tmp_path: Path):
     def opened(width=1300, scheme="light", *, whole=None, fragment=""):
         path = tmp_path / "page.html"
         shown = whole or model((FIRST, SECOND, OTHER), FORCED)
-        write(path, "small/mix", [("model", "x")], LAYERS, shown, VALUES)
+        write_page(path, "small/mix", [("model", "x")], LAYERS, shown, VALUES)
         size = {"width": width, "height": 800}
         context = chromium.new_context(viewport=size, color_scheme=scheme, offline=True)
         contexts.append(context)
@@ -314,7 +314,7 @@ def test_a_token_takes_about_what_is_reckoned_with(layers, loops, tmp_path):
     path, sizes = tmp_path / "p.html", []
     for tokens in (1, 256):
         each = example([f" {n}" for n in range(tokens)], layers=layers, loops=loops)
-        write(path, "t", [], range(layers), model([each], "abcde"), VALUES)
+        write_page(path, "t", [], range(layers), model([each], "abcde"), VALUES)
         sizes.append(path.stat().st_size)
     reckoned = page.MOST_BYTES / page.tokens_with_room(
         1, layers, loops, 5 * (layers + 1)
@@ -336,7 +336,7 @@ def test_the_file_is_alone_and_its_data_are_safe(tmp_path):
     title, one = "a</title><script>hit()", example(NASTY)
     whole = model([one], ["</script>"] * 5)
     path = tmp_path / "p.html"
-    write(path, title, facts, LAYERS, whole, VALUES)
+    write_page(path, title, facts, LAYERS, whole, VALUES)
     text = path.read_text()
     assert not re.search(r"https?:|//\w+\.\w|@import|url\(", text)
     assert (text.count("<script"), text.count("</script>"), text.count("<!--")) == (

@@ -14,7 +14,8 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 from dualpath_cli.report.bootstrap import resample_weights
 from dualpath_cli.study.parts_of_speech import CLASSES, UPOS
 from dualpath_cli.study.routing import readouts
-from dualpath_cli.study.routing.readouts import READOUTS, RoutingSums, Summary, columns
+from dualpath_cli.study.routing.readouts import READOUTS, RoutingSums, columns
+from dualpath_cli.study.routing.summary import Summary
 
 LAYERS, LOOPS, EXPERTS, TAKEN = 2, 3, 5, 2
 BINS = readouts.GATE_BINS

@@ -1,8 +1,7 @@
-"""Passes over the sequences of the page alone: the logit lens, and the cost of forcing.
+"""Passes over only the page's sequences: the logit lens, and the cost of forcing.
 
-Attention is causal, so the first tokens of a sequence have the same numbers without the
-rest. These passes read no more of a sequence than the page has room for. Their results
-are kept in page/SOURCE.npz.
+These passes read no more of a sequence than the page has room for. Their results are
+kept in page/SOURCE.npz.
 
 Shapes: N text tokens of a batch or of a source, M those of a source on the page, D
 model width, L layers with gates, K loops, S = K + 3 states of a layer, F interventions,
@@ -13,9 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import torch
@@ -43,7 +43,7 @@ from dualpath_cli.study.routing.readouts import (
     is_text,
     most_steps,
 )
-from dualpath_cli.study.routing.tokens import TOKENS, Example, Model
+from dualpath_cli.study.routing.tokens import TOKENS, Example, PageData
 from dualpath_cli.training.module import DualPathModule
 
 TOP = 3  # likeliest tokens of a state's prediction that are kept
@@ -66,42 +66,39 @@ def page_passes(
 ) -> "list[PagePass]":
     """The passes over the sequences of a source that are on the page; `sources` counts
     all."""
-    # In all layers, then in each with gates: fewer loops than any was trained with,
-    # then gates.
-    least = min(layer.loops for layer in config.layers if layer.block != "wide")
-    changes = (
-        []
-        if options.no_costs
-        else [
-            change
-            for layers in (None, *((n,) for n in gated_layers(config)))
-            for change in (
-                *(
-                    Intervention(loops=count, layers=layers)
-                    for count in range(1, least)
-                ),
-                *(Intervention(gates=gates, layers=layers) for gates in GATES),
-            )
-        ]
-    )
+    changes = [] if options.no_costs else _forced(config)
     count = min(options.sequences, windows.n_filled)
     shown = sources * count  # a source has its share of the page
-    room = tokens_with_room(
-        shown, len(gated_layers(config)), most_steps(config), len(changes)
-    )
+    layers = len(gated_layers(config))
+    room = tokens_with_room(shown, layers, most_steps(config), len(changes))
     if not room:
         raise UserError(
             f"a page has no room for {count:,} sequences of {source}; give fewer "
             "--sequences"
         )
-    # One more token is kept: the actual next one of the last. Fillers have no number.
-    by_number = dict(zip(windows.numbers, windows.windows, strict=False))
-    first = Windows(
-        (by_number[number][: room + 2] for number in range(count)), multiple_of=ranks
-    )
+
+    # Attention is causal, so first tokens have the same numbers without the rest. One
+    # more token is kept: the actual next one of the last. Fillers have no number.
+    window_of_number = dict(zip(windows.numbers, windows.windows, strict=False))
+    cut = [window_of_number[number][: room + 2] for number in range(count)]
+    first_tokens = Windows(cut, multiple_of=ranks)
     return [
-        PagePass(source, first, room, vocabulary, change) for change in (None, *changes)
+        PagePass(source, first_tokens, room, vocabulary, change)
+        for change in (None, *changes)
     ]
+
+
+def _forced(config: ModelConfig) -> list[Intervention]:
+    """Fewer loops than any layer was trained with, then gates: in all layers, then in
+    each with gates."""
+    least = min(layer.loops for layer in config.layers if layer.block != "wide")
+    changes: list[Intervention] = []
+    in_each_layer = [(number,) for number in gated_layers(config)]
+    for layers in (None, *in_each_layer):
+        changes += [Intervention(loops=k, layers=layers) for k in range(1, least)]
+        changes += [Intervention(gates=gates, layers=layers) for gates in GATES]
+
+    return changes
 
 
 @dataclass
@@ -110,7 +107,7 @@ class PagePass(Pass):
 
     The results of an intervention are `next_nats`, (N,), the loss of each next token.
     Without one they are also the predictions of each state of a layer by
-    ``head(norm(state))``: `said` and `shares`, (N, L, S, TOP) each, are ids of the
+    ``head(norm(state))``: `said` and `shares`, (N, L, S, TOP) each, the ids of the
     likeliest next tokens, likeliest first, and their probabilities. The S = K + 3
     states of a layer are its input, h_1 .. h_K, h_wide and its output; K is the largest
     of these layers, and a layer of fewer steps repeats its last one. `next_ids` (N,)
@@ -136,41 +133,46 @@ class PagePass(Pass):
 
     def begin(self, module: DualPathModule, files: ExitStack) -> None:
         self._module = module
-        self._found: dict[int, Arrays] = {}
+        self._found: dict[int, Arrays] = {}  # by place of the sequence
         model = module.model
         assert model is not None
         if self.intervention is not None:
             return
+
         if isinstance(model, FSDPModule):
-            # an earlier forward gathered these weights, and may free them
+            # An earlier forward gathered these weights, and may free them.
             model.reshard()
-        self._norm, self._head = (
-            weight.full_tensor() if isinstance(weight, DTensor) else weight.detach()
-            for weight in (model.norm.weight, model.head.weight)
-        )
+        self._norm_D = _whole(model.norm.weight)
+        self._head_VD = _whole(model.head.weight)
 
     def step(
         self, tokens: torch.Tensor, targets: torch.Tensor, places: list[int]
     ) -> None:
         assert self._module.model is not None
-        text_BT = is_text(tokens, targets, self._module.train_loss.bytes_of_token)
+        bytes_of_token = self._module.train_loss.bytes_of_token
+        text_BT = is_text(tokens, targets, bytes_of_token)
+        # A cut window has a token more, which is only the next one of the last.
         text_BT[:, 1 + self.tokens :] = False
-        trace = RoutingTrace(keeps_states=True) if self.intervention is None else None
+
+        trace = None
+        if self.intervention is None:
+            trace = RoutingTrace(keeps_states=True)
         nll_BT = self._module.model(
             tokens, targets, trace=trace, intervention=self.intervention
         )
         found = {"next_nats": nll_BT[text_BT].float()}
         if trace is not None:
-            next_N = targets[text_BT]
             found |= self._lens(trace, text_BT)
+            next_N = targets[text_BT]
             found["next_ids"] = next_N.where(next_N != IGNORE, -1).int()
+
+        # The rows of all sequences of the batch follow each other: split them again.
         counts = text_BT.sum(1).tolist()
-        parts = {name: values.cpu().split(counts) for name, values in found.items()}
+        by_row = {name: values.cpu().split(counts) for name, values in found.items()}
         for row, place in enumerate(places):
             if place != FILLER:
-                self._found[place] = {
-                    name: rows[row].numpy() for name, rows in parts.items()
-                }
+                own = {name: rows[row].numpy() for name, rows in by_row.items()}
+                self._found[place] = own
 
     def end(self) -> Arrays:
         """Returns the rows of all tokens, sequence by sequence, and `counts`, those of
@@ -178,74 +180,95 @@ class PagePass(Pass):
 
         Sequences are in the order of the source.
         """
-        found = {
-            place: a
-            for part in from_all_ranks(self._found)
-            for place, a in part.items()
-        }
-        order = np.argsort(self.windows.numbers)  # they go from longest to shortest
-        inorder = [found[place] for place in order.tolist()]
+        found: dict[int, Arrays] = {}
+        for rank_found in from_all_ranks(self._found):
+            found |= rank_found
+
+        order = np.argsort(self.windows.numbers)  # windows go from longest to shortest
+        in_order = [found[place] for place in order.tolist()]
         arrays = {
-            name: np.concatenate([a[name] for a in inorder]) for name in inorder[0]
+            name: np.concatenate([sequence[name] for sequence in in_order])
+            for name in in_order[0]
         }
-        return arrays | {"counts": np.array([len(a["next_nats"]) for a in inorder])}
+        counts = [len(sequence["next_nats"]) for sequence in in_order]
+        return arrays | {"counts": np.array(counts)}
 
     def _lens(
         self, trace: RoutingTrace, text_BT: torch.Tensor
     ) -> dict[str, torch.Tensor]:
-        layers = list(_states(trace))
+        """`said` and `shares` of all states, (N, L, S, TOP) each."""
         # A layer's output is the next one's input: each is read once.
-        states = {id(state_BTD): state_BTD for layer in layers for state_BTD in layer}
-        read = {
-            key: self._most_likely(state_BTD[text_BT])
-            for key, state_BTD in states.items()
-        }
-        said, shares = (
-            torch.stack(
-                [
-                    torch.stack([read[id(state)][n] for state in layer], 1)
-                    for layer in layers
-                ],
-                1,
-            )
-            for n in (0, 1)
-        )
-        return {"said": said.int(), "shares": shares}
+        predictions: dict[int, Prediction] = {}
+        layers = list(_states_by_layer(trace))
+        for layer in layers:
+            for state_BTD in layer:
+                if id(state_BTD) not in predictions:
+                    likeliest = self._likeliest_next(state_BTD[text_BT])
+                    predictions[id(state_BTD)] = likeliest
 
-    def _most_likely(self, state_ND: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Ids and probabilities of the likeliest tokens, (N, TOP) each."""
-        norm, eps, found = self._norm, self._module.config.norm_eps, []
-        rows = max(1, 2**25 // len(self._head))  # 128 MiB of logits in float32
+        ids = []
+        shares = []
+        for layer in layers:
+            of_layer = [predictions[id(state_BTD)] for state_BTD in layer]
+            ids.append(torch.stack([state.ids for state in of_layer], 1))
+            shares.append(torch.stack([state.shares for state in of_layer], 1))
+
+        return {"said": torch.stack(ids, 1).int(), "shares": torch.stack(shares, 1)}
+
+    def _likeliest_next(self, state_ND: torch.Tensor) -> "Prediction":
+        """The likeliest next tokens of states by ``head(norm(state))``."""
+        norm_D = self._norm_D
+        eps = self._module.config.norm_eps
+        ids = []
+        shares = []
+
+        rows = max(1, 2**25 // len(self._head_VD))  # 128 MiB of logits in float32
         for part_ND in state_ND.split(rows):
-            normed_ND = F.rms_norm(part_ND.to(norm.dtype), norm.shape, norm, eps)
-            logits_NV = F.linear(normed_ND, self._head)[:, : self.vocabulary]
-            logits_NV = logits_NV.to(
-                torch.promote_types(logits_NV.dtype, torch.float32)
-            )
+            normed_ND = F.rms_norm(part_ND.to(norm_D.dtype), norm_D.shape, norm_D, eps)
+            logits_NV = F.linear(normed_ND, self._head_VD)[:, : self.vocabulary]
+            exact = torch.promote_types(logits_NV.dtype, torch.float32)
+            logits_NV = logits_NV.to(exact)
+
             top = logits_NV.topk(TOP)
-            shares_N3 = (top.values - logits_NV.logsumexp(-1, keepdim=True)).exp()
-            found.append((top.indices, shares_N3))
-        ids, shares = zip(*found, strict=True)
-        return torch.cat(ids), torch.cat(shares)
+            total_N1 = logits_NV.logsumexp(-1, keepdim=True)
+            ids.append(top.indices)
+            shares.append((top.values - total_N1).exp())
+
+        return Prediction(torch.cat(ids), torch.cat(shares))
 
 
-def _states(trace: RoutingTrace) -> Iterator[list[torch.Tensor]]:
+class Prediction(NamedTuple):
+    """The likeliest next tokens of states."""
+
+    ids: torch.Tensor  # (N, TOP), likeliest first
+    shares: torch.Tensor  # their probabilities, (N, TOP)
+
+
+def _whole(weight: torch.Tensor) -> torch.Tensor:
+    """A weight of all ranks, without gradients."""
+    return weight.full_tensor() if isinstance(weight, DTensor) else weight.detach()
+
+
+def _states_by_layer(trace: RoutingTrace) -> Iterator[list[torch.Tensor]]:
     """Yields the states of each layer with gates, (B, T, D) each: input, loops, wide,
     output.
 
     A layer of fewer steps than another repeats its last one.
     """
-    most = max(
-        len(layer.deep_states) for layer in trace.layers if layer.gate_deep is not None
-    )
+    gated = [layer for layer in trace.layers if layer.gate_deep is not None]
+    most = max(len(layer.deep_states) for layer in gated)
+
     outputs = [*(layer.x for layer in trace.layers[1:]), trace.output]
     for layer, output in zip(trace.layers, outputs, strict=True):
-        if layer.gate_deep is not None:
-            assert layer.x is not None
-            assert layer.wide_state is not None
-            assert output is not None
-            repeated = layer.deep_states[-1:] * (most - len(layer.deep_states))
-            yield [layer.x, *layer.deep_states, *repeated, layer.wide_state, output]
+        if layer.gate_deep is None:
+            continue
+        assert layer.x is not None
+        assert layer.wide_state is not None
+        assert output is not None
+
+        missing = most - len(layer.deep_states)
+        repeated = layer.deep_states[-1:] * missing
+        yield [layer.x, *layer.deep_states, *repeated, layer.wide_state, output]
 
 
 def write_details(folder: Path, source: str, passes: Sequence[PagePass]) -> None:
@@ -261,31 +284,37 @@ def write_details(folder: Path, source: str, passes: Sequence[PagePass]) -> None
     forced                          (F,): names of the interventions
     ==============================  ====================================================
     """
-    early, *others = passes
-    arrays = dict(early.arrays)
-    if others:
-        learned = np.where(arrays["next_ids"] >= 0, arrays["next_nats"], np.nan)
-        changes = [
-            pass_.intervention for pass_ in others if pass_.intervention is not None
-        ]
-        forced = [
-            GATES.get(change.gates, f"K = {change.loops}")
-            for change in changes
-            if change.layers is None
-        ]
-        costs = np.stack([pass_.arrays["next_nats"] - learned for pass_ in others], 1)
-        arrays["costs"] = costs.reshape(len(learned), -1, len(forced))
-        arrays["forced"] = np.array(forced)
-    with (
-        replacing(folder / "page" / f"{source}.npz") as partial,
-        partial.open("wb") as file,
-    ):
+    learned_pass, *forced_passes = passes
+    arrays = dict(learned_pass.arrays)
+    if forced_passes:
+        has_next_M = arrays["next_ids"] >= 0
+        learned_M = np.where(has_next_M, arrays["next_nats"], np.nan)
+        costs = [pass_.arrays["next_nats"] - learned_M for pass_ in forced_passes]
+        names = _names_of_forced(forced_passes)
+
+        # Passes go by layer, then by intervention.
+        arrays["costs"] = np.stack(costs, 1).reshape(len(learned_M), -1, len(names))
+        arrays["forced"] = np.array(names)
+
+    path = folder / "page" / f"{source}.npz"
+    with replacing(path) as partial, partial.open("wb") as file:
         np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
 
 
-def read_page(folder: Path, sources: Sequence[str], config: ModelConfig) -> Model:
-    """The first tokens of the page's sequences, from their rows and what
-    `write_details` wrote.
+def _names_of_forced(passes: Sequence[PagePass]) -> list[str]:
+    """The names on the page of the interventions, each once."""
+    names = []
+    for pass_ in passes:
+        change = pass_.intervention
+        if change is not None and change.layers is None:
+            names.append(GATES.get(change.gates, f"K = {change.loops}"))
+
+    return names
+
+
+def read_page(folder: Path, sources: Sequence[str], config: ModelConfig) -> PageData:
+    """The first tokens of the page's sequences: rows of `TOKENS`, and arrays of
+    `write_details`.
 
     Sequences without text tokens are left out.
     """
@@ -294,38 +323,42 @@ def read_page(folder: Path, sources: Sequence[str], config: ModelConfig) -> Mode
         details = read_arrays(folder / "page" / f"{source}.npz")
         counts = details.pop("counts").tolist()
         forced = details.pop("forced", np.array([])).tolist()
-        parts = {
-            name: np.split(rows, np.cumsum(counts)[:-1])
-            for name, rows in details.items()
+        ends = np.cumsum(counts)
+        details_by_sequence = {
+            name: np.split(rows, ends[:-1]) for name, rows in details.items()
         }
+
+        # The table has rows of all sequences, of which the page has the first ones.
         chosen = (ds.field("source") == source) & (ds.field("sequence") < len(counts))
         table = ds.dataset(folder / TOKENS).to_table(filter=chosen).sort_by("position")
-        names = {"nats", *READOUTS, *STEP_READOUTS, *EXPERT_READOUTS} & {
-            *table.schema.names
-        }
         for number, count in enumerate(counts):
             rows = table.filter(pc.equal(table["sequence"], number))
             if not len(rows):
                 continue
-            first = rows.slice(0, count)
-            tagged = rows["upos"].null_count < len(rows)
-            values = {
-                name: np.array(first[name].to_pylist(), np.float32) for name in names
-            }
-            steps_K = np.arange(1, values["step_weights"].shape[-1] + 1)
-            # all digits
-            values["expected_loops"] = (values["step_weights"] * steps_K).sum(-1)
-            examples.append(
-                Example(
-                    source,
-                    number,
-                    len(rows),
-                    first["token"].to_pylist(),
-                    [tag or "" for tag in first["upos"].to_pylist()]
-                    if tagged
-                    else None,
-                    values | {name: of[number] for name, of in parts.items()},
-                )
-            )
-    steps = [config.layers[n].loops for n in gated_layers(config)]
-    return Model(steps, examples, forced, experts_by_layer(config))
+            example = _example(source, number, rows, count)
+            for name, by_sequence in details_by_sequence.items():
+                example.values[name] = by_sequence[number]
+            examples.append(example)
+
+    steps = [config.layers[number].loops for number in gated_layers(config)]
+    return PageData(steps, examples, forced, experts_by_layer(config))
+
+
+def _example(source: str, number: int, rows: pa.Table, count: int) -> Example:
+    """The first `count` tokens of a sequence, with the read-outs in its rows."""
+    first = rows.slice(0, count)
+    numeric = {"nats", *READOUTS, *STEP_READOUTS, *EXPERT_READOUTS}
+    values = {
+        name: np.array(first[name].to_pylist(), np.float32)
+        for name in rows.schema.names
+        if name in numeric
+    }
+
+    # Recomputed: the column in float32 lacks digits that the page shows.
+    steps_K = np.arange(1, values["step_weights"].shape[-1] + 1)
+    values["expected_loops"] = (values["step_weights"] * steps_K).sum(-1)
+
+    is_tagged = rows["upos"].null_count < len(rows)
+    upos = [tag or "" for tag in first["upos"].to_pylist()] if is_tagged else None
+    texts = first["token"].to_pylist()
+    return Example(source, number, len(rows), texts, upos, values)

@@ -1,0 +1,168 @@
+"""The figures of an ablation: forced loops, layers, sublayers passed."""
+
+import math
+from collections.abc import Sequence
+from itertools import cycle
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import SymLogNorm
+from matplotlib.figure import Figure
+
+from dualpath_cli.report.figures import MUTED, SOURCES, panels, plain, save
+from dualpath_cli.spec.intervention import Intervention
+from dualpath_cli.study.ablation.options import BASELINE, SHORTER
+from dualpath_cli.study.ablation.scores import Result
+from dualpath_cli.study.ablation.tables import by_layer, meaning_of
+
+DIFFERENCE = "loss minus that of the learned router (nats per token)"
+
+
+def draw_figures(
+    folder: Path, results: Sequence[Result], loops: int | None
+) -> list[Path]:
+    """Writes each figure with rows in the results, as PNG and PDF; returns their
+    paths.
+
+    `loops` is the trained K; None if layers differ.
+    """
+    figures = {
+        "forced_loops": _forced_loops(results, loops),
+        "layers": _layers(results),
+        "passes": _passes(results),
+    }
+    return save(folder, figures)
+
+
+def _forced_loops(results: Sequence[Result], trained: int | None) -> Figure | None:
+    """Difference to the learned router by forced K: a line a source, the trained K
+    marked."""
+    forced = [
+        result
+        for result in results
+        if result.intervention.loops
+        and result.intervention == Intervention(loops=result.intervention.loops)
+    ]
+    counts = sorted({result.intervention.loops or 0 for result in forced})
+    if len(counts) < 2:
+        return None
+
+    figure, axes = panels(5.2, 3.6)
+    ax = axes[0, 0]
+    sources = dict.fromkeys(result.source for result in forced)
+    for source, color in zip(sources, cycle(SOURCES), strict=False):
+        line = [result for result in forced if result.source == source]
+        x = [result.intervention.loops or 0 for result in line]
+        low = [result.low for result in line]
+        high = [result.high for result in line]
+        ax.fill_between(x, low, high, color=color, alpha=0.2, linewidth=0)
+        _plot_differences(ax, x, line, color, source)
+
+    if trained is not None:
+        _mark_trained(ax, trained)
+    ax.set(xlabel="forced loops", ylabel=DIFFERENCE, xticks=counts)
+    _finish(ax)
+    ax.legend(frameon=False)
+    return figure
+
+
+def _plot_differences(
+    ax: Axes,
+    x: Sequence[float],
+    line: Sequence[Result],
+    color: str,
+    name: str,
+) -> None:
+    y = [result.difference for result in line]
+    ax.plot(x, y, color=color, marker="o", markersize=4, label=name)
+
+
+def _mark_trained(ax: Axes, trained: int) -> None:
+    ax.axvline(trained, color=MUTED, linewidth=0.8, linestyle=":")
+    ax.annotate(
+        f"trained K = {trained}",
+        (trained, 0.97),
+        xycoords=("data", "axes fraction"),
+        xytext=(4, 0),
+        textcoords="offset points",
+        va="top",
+        color=MUTED,
+    )
+
+
+def _passes(results: Sequence[Result]) -> Figure | None:
+    """Difference by the sublayers that a token passes: a panel a source, a line a
+    suite."""
+    shorter = [result for result in results if result.suite in SHORTER]
+    if not shorter:
+        return None
+
+    sources = list(dict.fromkeys(result.source for result in shorter))
+    suites = list(dict.fromkeys(result.suite for result in shorter))
+    width = 1.2 + 3.4 * len(sources)
+    figure, axes = panels(width, 3.4, 1, len(sources), sharey=True)
+
+    for ax, source in zip(axes[0], sources, strict=True):
+        own = [result for result in results if result.source == source]
+        for suite, color in zip(suites, SOURCES, strict=False):
+            # The learned router is where each suite's line ends.
+            line = [result for result in own if result.suite == suite]
+            line += [result for result in own if result.suite == BASELINE]
+            line.sort(key=lambda result: result.passes)
+            x = [result.passes for result in line]
+            _plot_differences(ax, x, line, color, suite)
+
+        ax.set(title=source, xlabel="sublayers that a token passes in a layer")
+        ax.set_yscale("symlog", linthresh=1e-3)
+        _finish(ax)
+
+    axes[0, 0].set_ylabel(DIFFERENCE, fontsize=8)
+    axes[0, 0].legend(frameon=False)
+    return figure
+
+
+def _layers(results: Sequence[Result]) -> Figure | None:
+    """A heat map for each source: an override a row, its layer a column."""
+    rows = [result for result in results if result.suite == "layers"]
+    if not rows:
+        return None
+
+    sources = list(dict.fromkeys(result.source for result in rows))
+    overrides, layers, _ = by_layer(rows)
+    width = 1.2 + (1.9 + 0.42 * len(layers)) * len(sources)
+    height = 1.1 + 0.24 * len(overrides)
+    figure, axes = panels(width, height, 1, len(sources), sharey=True)
+
+    # Differences span decades: linear below a thousandth of the largest, logarithmic
+    # above.
+    sizes = [abs(result.difference) for result in rows]
+    largest = max(filter(math.isfinite, sizes), default=0) or 1.0
+    smallest = largest / 1000
+    norm = SymLogNorm(linthresh=smallest, vmin=-largest, vmax=largest)
+
+    names = [meaning_of(override) or override.name for override in overrides]
+    for ax, source in zip(axes[0], sources, strict=True):
+        _, _, differences = by_layer(
+            result for result in rows if result.source == source
+        )
+        grid = [
+            [differences.get((override, layer), np.nan) for layer in layers]
+            for override in overrides
+        ]
+        image = ax.imshow(grid, cmap="RdBu_r", norm=norm, aspect="auto")
+        ax.set(title=source, xlabel="only this layer", xticks=range(len(layers)))
+        ax.set_xticklabels([str(layer) for layer in layers])
+        ax.set_yticks(range(len(overrides)), names)
+
+    powers = [10.0**n for n in range(-9, 9) if smallest < 10.0**n <= largest]
+    ticks = [*(-power for power in reversed(powers)), 0.0, *powers]
+    bar = "difference (nats per token)"
+    figure.colorbar(image, ax=axes[0].tolist(), label=bar, ticks=ticks)
+    return figure
+
+
+def _finish(ax: Axes) -> None:
+    ax.axhline(0, color=MUTED, linewidth=0.8)
+    plain(ax)
+    ax.yaxis.label.set_fontsize(8)

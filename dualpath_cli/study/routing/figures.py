@@ -1,0 +1,216 @@
+"""The figures of `dualpath routing`: by depth, of gates, by part of speech."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import cycle
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm
+from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
+
+from dualpath_cli.report.bootstrap import Floats
+from dualpath_cli.report.figures import (
+    INK,
+    MUTED,
+    SOURCES,
+    heat_map,
+    layer_ticks,
+    panels,
+    plain,
+)
+from dualpath_cli.study.parts_of_speech import UPOS
+from dualpath_cli.study.routing.readouts import (
+    CONTRIBUTION_BINS,
+    CONTRIBUTION_END,
+    Sums,
+)
+from dualpath_cli.study.routing.summary import Summary
+
+NO_DATA = "#B9BDC7"  # grey, where a source has too few tokens
+
+
+def depth_figure(sources: Mapping[str, Summary], mean: Summary) -> Figure:
+    """Deep share and cosine per layer: a line a source, and their mean.
+
+    The paper's figure `path_alignment`, there with a line a checkpoint.
+    """
+    figure, axes = panels(8.2, 3.0, 1, 2)
+    share_ax, cosine_ax = axes[0]
+    _plot_depth(share_ax, "deep_share", sources, mean)
+    share_ax.set_title("deep share", fontsize=9)
+    share_ax.axhline(0.5, color=MUTED, linewidth=0.8, linestyle=":")
+
+    _plot_depth(cosine_ax, "cosine", sources, mean)
+    cosine_ax.set_title("cosine of the paths' updates", fontsize=9)
+    cosine_ax.axhline(0, color=MUTED, linewidth=0.8, linestyle=":")
+
+    figure.legend(
+        *share_ax.get_legend_handles_labels(),
+        loc="outside right center",
+        frameon=False,
+        fontsize=8,
+    )
+    return figure
+
+
+def _plot_depth(
+    ax: Axes, readout: str, sources: Mapping[str, Summary], mean: Summary
+) -> None:
+    for color, (name, summary) in zip(cycle(SOURCES), sources.items(), strict=False):
+        values = summary.means[readout]
+        low, high = summary.interval(values)
+        x = summary.layers
+        y = values[0]
+        ax.fill_between(x, low, high, color=color, alpha=0.18, linewidth=0)
+        ax.plot(x, y, color=color, marker="o", markersize=3, linewidth=1.2, label=name)
+
+    if len(sources) > 1:
+        y = mean.means[readout][0]
+        ax.plot(mean.layers, y, color=INK, linewidth=2.2, label="mean")
+
+    plain(ax)
+    every = 1 if len(mean.layers) <= 8 else 2
+    ax.set(xlabel="layer", xticks=mean.layers[::every])
+
+
+def density_figure(sums: Mapping[str, Sums], average: Summary) -> Figure:
+    """Joint densities of gates and of gated updates, in bands of layers, averaged over
+    sources.
+
+    The paper's figure `gate_density`: (g_w, g_d) above, log(1 + g ‖Δ‖) below.
+    """
+    bands = average.bands
+    width = 2.3 * len(bands) + 0.8
+    figure, axes = panels(width, 4.6, 2, len(bands), square=True)
+    gate_axes, contribution_axes = axes
+
+    gates = _densities("gate_density", sums, bands)
+    _draw_densities(figure, gate_axes, gates, extent=1.0, end=1.0)
+    contributions = _densities("contribution_density", sums, bands)
+    end = _end_of_contributions(contributions)
+    _draw_densities(figure, contribution_axes, contributions, CONTRIBUTION_END, end)
+
+    for ax, (name, places) in zip(gate_axes, bands.items(), strict=True):
+        ax.set(title=f"{name}: {average.layers_text(places)}", xlabel="$g_w$")
+    for ax in contribution_axes:
+        ax.set(xlabel=r"$\log(1 + g_w \|\Delta_w\|)$")
+    gate_axes[0].set_ylabel("$g_d$")
+    contribution_axes[0].set_ylabel(r"$\log(1 + g_d \|\Delta_d\|)$")
+    for ax in axes.flat:
+        ax.title.set_fontsize(9)
+    return figure
+
+
+def _densities(
+    name: str, sums: Mapping[str, Sums], bands: Mapping[str, Sequence[int]]
+) -> list[Floats]:
+    """The density in each band, (deep, wide), averaged over sources."""
+    # Each source counts alike, however many tokens it has.
+    densities = []
+    for places in bands.values():
+        of_sources = []
+        for source_sums in sums.values():
+            counts = source_sums[name][places].sum(0)
+            total = max(1.0, counts.sum())
+            of_sources.append(counts / total)
+        densities.append(np.asarray(np.mean(of_sources, 0)))
+
+    return densities
+
+
+def _end_of_contributions(densities: Iterable[Floats]) -> float:
+    """The end of the axes of contributions, just past the last bin with a token."""
+    used = [np.flatnonzero(density.sum(0) + density.sum(1)) for density in densities]
+    last = max((int(bins[-1]) for bins in used if len(bins)), default=0)
+    bins = min(CONTRIBUTION_BINS, int(1.05 * last) + 2)
+    return CONTRIBUTION_END * bins / CONTRIBUTION_BINS
+
+
+def _draw_densities(
+    figure: Figure,
+    axes: Sequence[Axes],
+    densities: Sequence[Floats],
+    extent: float,
+    end: float,
+) -> None:
+    """Draws a row of densities in the same colours, with a bar beside them.
+
+    `extent` is the end of the bins, `end` that of the axes.
+    """
+    most = max(float(density.max()) for density in densities) or 1.0
+    for ax, density in zip(axes, densities, strict=True):
+        image = _draw_density(ax, density, extent, end, most)
+
+    bar = figure.colorbar(image, ax=list(axes), fraction=0.03)
+    bar.set_label("share of tokens in a bin", fontsize=8)
+    bar.ax.tick_params(labelsize=7)
+
+
+def _draw_density(
+    ax: Axes, density: Floats, extent: float, end: float, most: float
+) -> AxesImage:
+    """A density (deep, wide) with equal axes and the diagonal of equal weights."""
+    # Densities span decades: what is below a thousandth of the largest is not told
+    # apart.
+    norm = LogNorm(most / 1000, most, clip=True)
+    image = ax.imshow(
+        density,
+        origin="lower",
+        extent=(0, extent, 0, extent),
+        cmap="cividis",
+        norm=norm,
+        interpolation="nearest",
+    )
+    ax.plot([0, end], [0, end], color="white", linewidth=0.7, linestyle="--")
+    ax.set(xlim=(0, end), ylim=(0, end), aspect="equal")
+    return image
+
+
+def part_of_speech_figure(
+    sources: Mapping[str, Summary], average: Summary
+) -> Figure | None:
+    """Mean deep share by part of speech and layer: a map a source, and one of their
+    mean.
+
+    The paper's figure `pos_main`, panels a to d. Tags are sorted by the mean over
+    sources and layers, the deepest at the bottom; one with fewer than ten tokens in a
+    source is grey there.
+    """
+    tags = average.known_tags
+    if not tags:
+        return None
+
+    summaries = dict(sources)
+    if len(sources) > 1:
+        summaries["mean of the sources"] = average
+    maps = {name: summary.tag_means[0, tags] for name, summary in summaries.items()}
+    # All maps have the colours of the share that is furthest from one half.
+    reach = max(float(np.nanmax(np.abs(values - 0.5))) for values in maps.values())
+
+    # Two or four maps stand in pairs, other numbers in rows of three.
+    across = 2 if len(maps) in (2, 4) else min(3, len(maps))
+    down = -(-len(maps) // across)
+    map_width = min(2.4, max(1.5, 0.3 * len(average.layers)))
+    width = map_width * across + 1.8
+    height = (0.17 * len(tags) + 0.7) * down
+    figure, axes = panels(width, height, down, across, sharex=True, sharey=True)
+    for ax in axes.flat[len(maps) :]:
+        ax.axis("off")
+
+    labels = [UPOS[tag] for tag in tags]
+    for place, (name, values) in enumerate(maps.items()):
+        ax = axes.flat[place]
+        image = heat_map(ax, values, 0.5, reach)
+        ax.set_facecolor(NO_DATA)
+        ax.set_title(name, fontsize=8)
+        ax.set_yticks(range(len(tags)), labels, fontsize=7)
+        layer_ticks(ax.xaxis, average.layers, fontsize=7)
+
+        is_lowest = place + across >= len(maps)
+        if is_lowest:
+            ax.set_xlabel("layer", fontsize=8)
+            ax.tick_params(labelbottom=True)
+
+    figure.colorbar(image, ax=axes.ravel().tolist(), label="deep share", fraction=0.04)
+    return figure
