@@ -36,6 +36,8 @@ class Inspect:
     """Reads every byte of a data folder, and ends at the first file or count that
     differs from its manifest. Then prints its sources, the lengths of its documents,
     and some of the documents.
+
+      dualpath prepare inspect data/sample
     """
 
     folder: Place = field(metadata={"positional": True})

@@ -22,7 +22,10 @@ from dualpath_cli.spec.own_checks import OwnClasses
 class Compare(OwnClasses):
     """Reads finished runs and compares configurations of one budget: bits per byte with
     paired tests over seeds, parameters, FLOPs, time. Runs that differ only in their
-    seed are one configuration. It only reads files."""
+    seed are one configuration. It only reads files.
+
+      dualpath compare runs/quickstart
+    """
 
     runs: tuple[Place, ...] = field(default=(), metadata={"positional": True})
     """Run folders, or a folder of runs: of `dualpath sweep`, or the folder runs or

@@ -109,6 +109,9 @@ class Generate(DeviceOptions, OwnClasses, Overrides, Sampling):
 
     Keys and values of every loop are kept. --intervention kv_slots=1 keeps fewer;
     halting=0.1 and skip=0.1 save compute.
+
+      dualpath generate --ckpt-path runs/quickstart/default --prompt '3 + 4 =' \\
+          --max-new-tokens 20
     """
 
     ckpt_path: Place

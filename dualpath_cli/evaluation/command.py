@@ -40,6 +40,8 @@ class Evaluate(DeviceOptions, OwnClasses, Overrides):
 
     Texts get rolling_bpb: each window starts after the preceding token; in validate it
     starts after end-of-text.
+
+      dualpath evaluate --ckpt-path runs/quickstart/default --tasks piqa --limit 100
     """
 
     ckpt_path: Place | None = None

@@ -27,6 +27,8 @@ class Export(OwnClasses):
     """Writes a run's model as a folder that transformers loads and that every command
     takes as its RUN: configuration, safetensors, tokenizer, the model's code, a model
     card. Export takes one process and no GPU.
+
+      dualpath export --ckpt-path runs/quickstart/default --out exported
     """
 
     ckpt_path: Place

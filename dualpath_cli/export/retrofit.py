@@ -48,6 +48,9 @@ class Retrofit:
     the same, or nearly the same: an exported folder, which is the RUN of every command
     but compare. New loops begin nearly silent, new paths silent; `fit --run.init_from
     FOLDER` trains them.
+
+      dualpath retrofit --pretrained HuggingFaceTB/SmolLM2-135M --block loop \\
+          --loops 4 --out loop4
     """
 
     pretrained: Place

@@ -62,7 +62,11 @@ SUSTAINED = {"a100": 68.0, "h200": 390.0}  # TFLOP/s of a GPU in training; docs/
 @dataclass(frozen=True)
 class Flops:
     """Solves FFN widths for a FLOP budget, and counts a model's parameters and FLOPs,
-    for the paper as written and as trained."""
+    for the paper as written and as trained.
+
+      dualpath flops --budget 80M --alpha 50 --k 4
+      dualpath flops --config f160m_a25_k4 --plan
+    """
 
     budget: Size | None = None
     """Solve FFN widths for this number of linear FLOPs per token and layer, such as

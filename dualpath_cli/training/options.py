@@ -28,7 +28,12 @@ class RecipeOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Fit(RecipeOptions):
-    """Train a model from a recipe; the same command continues an interrupted run."""
+    """Trains a model from a recipe; the same command continues an interrupted run. Each
+    key of a recipe is an option: --SECTION.KEY VALUE.
+
+      dualpath fit --config quickstart
+      dualpath fit --config f160m_a25_k4 --config cluster_8 --dry-run
+    """
 
     config: tuple[Place, ...] = field(metadata={"also": ("-c",), "each": True})
     """Recipe: a path or a packaged name such as quickstart. Of several, later ones
@@ -94,4 +99,6 @@ class Validate(RunOptions):
 
     Each window of a text starts after an end-of-text token. Windows of evaluate's
     rolling_bpb start after the preceding token; rolling_bpb is mostly lower.
+
+      dualpath validate --ckpt-path runs/quickstart/default --data.val_tokens 3000
     """

@@ -128,7 +128,7 @@ def in_readme() -> list[str]:
 EXAMPLES = dict.fromkeys([*in_helps(), *in_readme()])
 NOT_RUN = {"make ": "it needs the repository"}
 """The beginning of examples that are not run, and why."""
-ON_THE_NETWORK = ("nemotron-cc", "recipes/data/paper.yaml")
+ON_THE_NETWORK = ("nemotron-cc", "recipes/data/paper.yaml", "SmolLM2", "--tasks piqa")
 """Parts of examples that are run as far as their first download."""
 
 
@@ -139,6 +139,13 @@ if __name__ == "__main__":
     sys.exit(main())
 """
 """What pip writes as the command."""
+
+
+def test_each_help_but_of_commands_without_options_has_an_example():
+    helps = in_helps()
+    for name in COMMANDS.keys() - {"quickstart", "recipes"}:
+        begin = f"dualpath {name} "
+        assert any(example.startswith(begin) for example in helps), name
 
 
 def test_examples_are_found():

@@ -6,6 +6,7 @@ import re
 import shutil
 import sys
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import astuple
 from pathlib import Path
 from types import FrameType
@@ -94,6 +95,49 @@ def test_a_room_imports_only_from_the_rows_below_its_own():
     ]
     assert not wrong
     assert "data_prep" in rooms_imported(PACKAGE / "cli" / "commands.py")
+
+
+def files_imported(path: Path) -> set[Path]:
+    """The files of the package that a file imports anywhere, also only for types."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            # a name is a file of the folder `module`, or stands in the file `module`
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            names.append(str(node.module))
+        files = {ROOT / f"{name.replace('.', '/')}.py" for name in names}
+        found |= files.intersection(FILES)
+    return found
+
+
+def circles(imports: Mapping[Path, set[Path]]) -> set[Path]:
+    """The files on circles, and those between two circles.
+
+    They are left when files that import none of the others, or that none of the others
+    imports, are taken away again and again.
+    """
+    left = dict(imports)
+    while True:
+        imported = set().union(*left.values())
+        ends = [
+            p for p, of in left.items() if not of & left.keys() or p not in imported
+        ]
+        if not ends:
+            return set(left)
+        for path in ends:
+            del left[path]
+
+
+def test_no_files_import_each_other_in_a_circle():
+    imports = {path: files_imported(path) for path in FILES}
+    assert sum(map(len, imports.values())) > 500
+    assert circles(imports) == set()
+
+    a, b, c, d = map(Path, "abcd")
+    assert circles({a: {b}, b: {c}, c: {b, d}, d: set()}) == {b, c}
 
 
 def test_no_name_of_a_class_stands_for_two():

@@ -58,6 +58,8 @@ class Ablate(StudyOptions):
     by class of token. Each score is paired with the learned router's on identical
     tokens of the validation sets; --data.val '{NAME: PATH}' gives others,
     --data.val_tokens N fewer tokens.
+
+      dualpath ablate --ckpt-path runs/quickstart/default --data.val_tokens 3000
     """
 
     suite: tuple[str, ...] = ()

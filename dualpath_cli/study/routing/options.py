@@ -14,6 +14,8 @@ class RoutingOptions(StudyOptions):
     """Reads what a run's gates do token by token on its validation sets: a page to look
     at any text, three figures and their numbers. --data.val '{NAME: PATH}' gives other
     texts, --data.val_tokens N fewer tokens.
+
+      dualpath routing --ckpt-path runs/quickstart/default --tagger none
     """
 
     tagger: Place | None = None
