@@ -98,14 +98,14 @@ def compare(options: Compare) -> str:
         groups, aggregate_only=options.aggregate_only, margin=options.margin
     )
 
-    # Imports matplotlib, which mistakes above do not wait for.
-    from dualpath_cli.compare.results import (
-        Comparison,
-        print_comparison,
-        write_comparison,
-    )
-
     with claimed_folder(out):
+        # Imports matplotlib, which no mistake waits for.
+        from dualpath_cli.compare.results import (
+            Comparison,
+            print_comparison,
+            write_comparison,
+        )
+
         comparison = Comparison.with_studies(groups, differences, left_out)
         print_comparison(comparison)
         written = write_comparison(comparison, out)
