@@ -1,8 +1,9 @@
 """A corpus of texts into tokenised, hashed litdata shards: `dualpath prepare`.
 
-The way of a document: `corpora` and `download` find its file; `encoding` hands its row
-to a worker, which cleans and tokenises it (`pieces`, `text`); `mix` decides whether and
-where it is written, by `shards` and `records`, into the `out_folder`.
+The way of a document: `corpora` finds its file, `fetching` downloads it; `encoding`
+hands its row to a worker, which cleans and tokenises it (`pieces`, `text`); `mix`
+decides whether and where it is written, by `shards` and `records`, into the
+`out_folder`.
 
 - Part: what has arrived so far of a file that is downloaded.
 - Piece: some documents of one file, cleaned and tokenised; what a

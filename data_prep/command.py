@@ -1,5 +1,7 @@
-"""`dualpath prepare`: from its options to its last line; imports slow packages after
-the checks."""
+"""`dualpath prepare`: from its options to its last line.
+
+Slow packages are imported after the checks.
+"""
 
 import sys
 from collections.abc import Iterator
@@ -9,8 +11,8 @@ from itertools import chain
 from pathlib import Path
 
 from data_prep import sample
-from data_prep.corpora import MIRROR, find
-from data_prep.settings import NEMOTRON, SAMPLE, Preparation, settings_from
+from data_prep.corpora import MIRROR, find_corpus
+from data_prep.settings import SAMPLE, Preparation, SourceSettings, settings_from
 from data_prep.text import SHORTEST, Contamination, words_of
 from dualpath_cli.base.errors import RunFailed, UserError, describe_system_error
 from dualpath_cli.base.output import say
@@ -72,22 +74,26 @@ class Prepare(Preparation):
 
     def settings(self) -> Preparation:
         """The recipe's settings, over which the options win that were given."""
-        values = (
-            recipes.read(recipes.find(self.config, kind="data")) if self.config else {}
-        )
+        values = {}
+        if self.config:
+            values = recipes.read(recipes.find(self.config, kind="data"))
         keys = {field.name for field in fields(Preparation)}.intersection(self.given)
-        settings = settings_from(values | {key: getattr(self, key) for key in keys})
-        unlimited = settings.tokens is None and settings.num_files is None
-        if unlimited and any(
-            s.path.partition(":")[0] == NEMOTRON for s in settings.sources
-        ):
-            settings = replace(settings, num_files=Size(1))  # terabytes otherwise
+        options = {key: getattr(self, key) for key in keys}
+        settings = settings_from(values | options)
+
+        # Without a limit all of Nemotron-CC would come: terabytes.
+        is_unlimited = settings.tokens is None and settings.num_files is None
+        has_nemotron = any(source.is_nemotron for source in settings.sources)
+        if is_unlimited and has_nemotron:
+            return replace(settings, num_files=Size(1))
         return settings
 
 
-def run(options: Prepare) -> None:
-    """Prepares a data folder. Raises RunFailed where the network, a worker or the disk
-    fails."""
+def prepare(options: Prepare) -> None:
+    """Prepares a data folder.
+
+    Raises RunFailed where the network, a worker or the disk fails.
+    """
     again = "the same command continues"
     try:
         _prepare(options.settings(), options)
@@ -106,13 +112,15 @@ def _prepare(settings: Preparation, options: Prepare) -> None:
     downloads = Path(options.downloads or out.parent / "downloads")
     _check_places(settings, out, downloads)
     corpora = [
-        find(s, downloads, options.mirror, settings.num_files) for s in settings.sources
+        find_corpus(source, downloads, options.mirror, settings.num_files)
+        for source in settings.sources
     ]
     spec = settings.tokenizer
     tokenizer = sample.tokenizer() if spec is None else Tokenizer.load(spec)
-    from data_prep.download import Fetcher, announce
+
+    from data_prep.fetching import Fetcher, announce_downloads
     from data_prep.mix import wanted_tokens
-    from data_prep.prepare import Request, finished, prepare
+    from data_prep.prepare import Request, finished, make_data_folder
 
     if settings.duplicates == "near" and not find_spec("datasketch"):
         raise UserError(
@@ -121,45 +129,50 @@ def _prepare(settings: Preparation, options: Prepare) -> None:
     evaluations = None
     if settings.decontaminate:
         sources = [parse_source(spec) for spec in settings.decontaminate]
-        evaluations = Contamination(chain.from_iterable(map(_compared, sources)))
+        texts = chain.from_iterable(map(_evaluation_texts, sources))
+        evaluations = Contamination(texts)
+
     request = Request(
         settings, corpora, tokenizer, out, evaluations, strict=options.strict
     )
-    if manifest := finished(request, options.overwrite):
-        say(
-            f"{out} holds this already, nothing to do: {_summary(manifest)}", sys.stdout
-        )
+    manifest = finished(request, options.overwrite)
+    if manifest:
+        line = f"{out} holds this already, nothing to do: {_summary(manifest)}"
+        say(line, sys.stdout)
         return
-    counts = announce(corpora, wanted_tokens(settings), out, downloads, options.yes)
+
+    wanted = wanted_tokens(settings)
+    counts = announce_downloads(corpora, wanted, out, downloads, options.yes)
+    processes = options.workers or cores()
     with Fetcher(corpora, downloads, counts) as fetcher:
-        manifest = prepare(
-            request,
-            options.workers or cores(),
-            fetcher.get,
-            overwrite=options.overwrite,
+        manifest = make_data_folder(
+            request, processes, fetcher.get, overwrite=options.overwrite
         )
+
     say(f"{out}: {_summary(manifest)}", sys.stdout)
     _warn(settings, manifest)
 
 
-def _compared(source: Source) -> Iterator[str]:
-    """Yields the evaluation texts of a source, and says how many documents are compared
-    with.
+def _evaluation_texts(source: Source) -> Iterator[str]:
+    """Yields the evaluation texts of a source, and says how many are compared with.
 
     Raises UserError if there are none: every document would pass.
     """
-    given = compared = 0
+    count = 0
+    compared = 0
     for text in read_documents(source):
-        given += 1
+        count += 1
         compared += len(words_of(text)) >= SHORTEST
         yield text
-    short = f"{given - compared:,} of fewer than {SHORTEST} words"
+
+    short = f"{count - compared:,} of fewer than {SHORTEST} words"
     if not compared:
         raise UserError(
             f"--decontaminate '{source.path}' has no text to compare with (texts: "
             f"{short}); give evaluation texts, or leave the option out"
         )
-    left_out = f", and not with {short}" if compared < given else ""
+
+    left_out = f", and not with {short}" if compared < count else ""
     say(
         f"decontaminate: documents are compared with {compared:,} texts of "
         f"'{source.path}'{left_out}"
@@ -168,31 +181,40 @@ def _compared(source: Source) -> Iterator[str]:
 
 def _check_places(settings: Preparation, out: Path, downloads: Path) -> None:
     """Refuses an output that would be read, or replaced with the data folder."""
-    target, kept = out.resolve(), downloads.resolve()
-    if kept.is_relative_to(target):
+    if downloads.resolve().is_relative_to(out.resolve()):
         raise UserError(
             f"--downloads '{downloads}' lies in --out '{out}', which is replaced"
         )
+
     for source in settings.sources:
-        if source.is_remote or source.path == SAMPLE:
-            continue
-        path = Path(source.path).resolve()
-        for option, place in (("out", target), ("downloads", kept)):
-            if path.is_dir() and place.is_relative_to(path):
-                raise UserError(
-                    f"--{option} lies in the source '{source.path}'; write elsewhere"
-                )
-        files = source_files(Source(source.name, Path(source.path)))
-        if any(file.resolve().is_relative_to(target) for file in files):
-            raise UserError(
-                f"source '{source.path}' lies in --out '{out}', which is replaced"
-            )
+        is_here = not source.is_remote and source.path != SAMPLE
+        if is_here:
+            _check_source(source, out, downloads)
+
+    # The sample writes held-out texts of these names.
     names = {source.name for source in settings.sources}
-    # the names of the sample's held-out texts
     taken = sorted(names.intersection(sample.KINDS))
     if taken and any(source.path == SAMPLE for source in settings.sources):
         raise UserError(
             f"beside `sample` no source can be called '{taken[0]}'; name it apart"
+        )
+
+
+def _check_source(source: SourceSettings, out: Path, downloads: Path) -> None:
+    """Refuses an output in a source on this disk, and a source in the output."""
+    target = out.resolve()
+    path = Path(source.path).resolve()
+    places = {"out": target, "downloads": downloads.resolve()}
+    for option, place in places.items():
+        if path.is_dir() and place.is_relative_to(path):
+            raise UserError(
+                f"--{option} lies in the source '{source.path}'; write elsewhere"
+            )
+
+    files = source_files(Source(source.name, Path(source.path)))
+    if any(file.resolve().is_relative_to(target) for file in files):
+        raise UserError(
+            f"source '{source.path}' lies in --out '{out}', which is replaced"
         )
 
 
@@ -204,14 +226,14 @@ def _summary(manifest: Manifest) -> str:
         "near-duplicates": sum(source.near_duplicates for source in sources),
         "held out": sum(source.validation for source in sources),
     }
-    return (
+    parts = [
         f"{manifest.tokens:,} tokens ({manifest.dtype}) of {manifest.documents:,} "
-        f"documents, {manifest.text_bytes / manifest.tokens:.2f} bytes a token, "
-        + "".join(
-            f"{count:,} {reason}, " for reason, count in left_out.items() if count
-        )
-        + f"fingerprint {manifest.fingerprint[:12]}"
-    )
+        "documents",
+        f"{manifest.text_bytes / manifest.tokens:.2f} bytes a token",
+        *(f"{count:,} {reason}" for reason, count in left_out.items() if count),
+        f"fingerprint {manifest.fingerprint[:12]}",
+    ]
+    return ", ".join(parts)
 
 
 def _warn(settings: Preparation, manifest: Manifest) -> None:
@@ -219,21 +241,25 @@ def _warn(settings: Preparation, manifest: Manifest) -> None:
     for source in manifest.sources:
         for fault in source.faults:
             say(f"warning: {source.name}: {fault}")
+
         if settings.val_fraction and not source.validation:
-            few = f"none of {source.read:,} documents is held out"
             say(
-                f"warning: {source.name}: {few}; raise --val-fraction "
-                f"{settings.val_fraction:g}"
+                f"warning: {source.name}: none of {source.read:,} documents is held "
+                f"out; raise --val-fraction {settings.val_fraction:g}"
             )
+
         for reason, count in source.rejected.items():
-            rejected = (
-                f"{count:,} of {source.read:,} documents {reason}; see "
-                "rejected.jsonl.zst"
+            say(
+                f"warning: {source.name}: {count:,} of {source.read:,} documents "
+                f"{reason}; see rejected.jsonl.zst"
             )
-            say(f"warning: {source.name}: {rejected}")
+
     # The source all of whose documents are used, as often as they may be repeated.
-    pairs = zip(settings.sources, manifest.sources, strict=True)
-    used_up = max(pairs, key=lambda pair: pair[1].passes / pair[0].max_epochs)[1]
+    used = [
+        counts.passes / source.max_epochs
+        for source, counts in zip(settings.sources, manifest.sources, strict=True)
+    ]
+    used_up = manifest.sources[used.index(max(used))]
     way_out = "lower its weight or raise its max_epochs in a recipe"
     if settings.tokens and manifest.tokens < settings.tokens:
         few = f"{manifest.tokens:,} tokens instead of {settings.tokens:,}"

@@ -1,5 +1,4 @@
-"""Corpora: a source's files on this disk, of Nemotron-CC, of the hub, or of the
-sample."""
+"""Corpora: a source's files on this disk, of Nemotron-CC, of the hub, or the sample."""
 
 import gzip
 import hashlib
@@ -7,18 +6,18 @@ import json
 import multiprocessing
 import re
 import zlib
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
 from glob import has_magic
-from itertools import islice
+from itertools import chain, islice
 from multiprocessing.pool import ThreadPool
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from fsspec.utils import glob_translate
 
 from data_prep import sample
+from data_prep.input_files import Corpus, InputFile, RemoteFile
 from data_prep.settings import NEMOTRON, SAMPLE, SourceSettings
 from dualpath_cli.base.errors import UserError, did_you_mean, listed
 from dualpath_cli.base.pointers import refuse_pointer
@@ -30,115 +29,63 @@ from dualpath_cli.data.rows import kind_of, suffixes
 FILE_BYTES = 350_000_000  # size of an average file of Nemotron-CC
 FILE_TOKENS = 200_000_000  # tokens in an average file
 
-# An answer without end would fill the disk or the memory.
-MOST_FILE_BYTES = 10 * FILE_BYTES  # of a file whose size is not known beforehand
+# An answer without end would fill the memory.
 MOST_LIST_BYTES = 1 << 26  # of Nemotron-CC's list of files, as stored and decompressed
 MOST_FILES = 10**6  # files and folders of a dataset on the hub
 LIST_SECONDS = 300.0  # for all pages of their list
 
 
-@dataclass(frozen=True)
-class RemoteFile:
-    """A file at a URL, which never changes, and its place below the download folder."""
-
-    url: str
-    name: str
-    size: int | None = None  # bytes, where known beforehand
-    sha256: str | None = None
-    token: str | None = field(default=None, repr=False)
-    """Bearer token for the URL's host; a host that the URL redirects to does not get
-    it."""
-    most: int = MOST_FILE_BYTES  # bytes to accept where the size is not known
-
-    def __post_init__(self) -> None:
-        path = PurePosixPath(self.name)
-        if path.is_absolute() or ".." in path.parts or not path.name:
-            raise UserError(
-                f"'{self.url}' would be stored as '{self.name}', outside the download "
-                "folder; check where the list of files comes from"
-            )
-
-
-@dataclass(frozen=True)
-class InputFile:
-    """A file of documents, here or elsewhere."""
-
-    name: str  # the name in messages
-    size: int  # in bytes; of a file with unknown size that of an average file
-    identity: str  # changes when the content may have changed
-    origin: Path | RemoteFile
-    # when a file on this disk was last changed, in nanoseconds
-    modified: int | None = None
-
-    def has_changed(self) -> bool:
-        try:
-            return (
-                isinstance(self.origin, Path)
-                and self.origin.stat().st_mtime_ns != self.modified
-            )
-        except FileNotFoundError:
-            return True
-
-
-@dataclass(frozen=True)
-class Corpus:
-    """A source and its files, in the order in which they are read."""
-
-    settings: SourceSettings
-    files: list[InputFile]
-
-
-def find(
+def find_corpus(
     settings: SourceSettings, downloads: Path, mirror: str, num_files: int | None
 ) -> Corpus:
-    """Finds a source's files; lists of files elsewhere are fetched into `downloads`."""
+    """Finds a source's files; lists of files elsewhere are fetched into `downloads`.
+
+    `mirror` is the URL of Common Crawl's files; `num_files` bounds files to download.
+    """
     kind, _, rest = settings.path.partition(":")
     if settings.path == SAMPLE:
-        files = [_sample()]
-    elif settings.path.startswith(HUB):
-        files = [_remote(file) for file in hub_files(settings.path)]
-    elif kind == NEMOTRON:
-        selected = nemotron_files(rest or "quality=high/kind=actual", mirror, downloads)
-        files = [_remote(file) for file in selected]
+        return Corpus(settings, [_sample_file()])
+
+    if not settings.is_remote:
+        paths = source_files(Source(settings.name, Path(settings.path)))
+        return Corpus(settings, [_local_file(path) for path in paths])
+
+    if kind == NEMOTRON:
+        remote = nemotron_files(rest or "quality=high/kind=actual", mirror, downloads)
     else:
-        files = [
-            _local(path)
-            for path in source_files(Source(settings.name, Path(settings.path)))
-        ]
-    return Corpus(settings, files[:num_files] if settings.is_remote else files)
+        remote = hub_files(settings.path)
+    files = [_file_elsewhere(file) for file in remote]
+    return Corpus(settings, files[:num_files])
 
 
-def _local(path: Path) -> InputFile:
+def _local_file(path: Path) -> InputFile:
     refuse_pointer(path)  # before any work
+    stat = path.stat()
     # The identity of `make`: sizes and times, since reading terabytes twice costs
     # hours.
-    stat = path.stat()
     identity = json.dumps([str(path.resolve()), stat.st_size, stat.st_mtime_ns])
     # In valid UTF-8, for records.
-    name = (
-        str(path).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-    )
+    name_bytes = str(path).encode("utf-8", "surrogateescape")
+    name = name_bytes.decode("utf-8", "backslashreplace")
     return InputFile(name, stat.st_size, identity, path, stat.st_mtime_ns)
 
 
-def _remote(file: RemoteFile) -> InputFile:
+def _file_elsewhere(file: RemoteFile) -> InputFile:
     # Without the server: another mirror has the same files. Names of the hub hold the
     # commit.
     identity = json.dumps([file.name, file.sha256])
-    return InputFile(
-        file.name, FILE_BYTES if file.size is None else file.size, identity, file
-    )
+    size = FILE_BYTES if file.size is None else file.size
+    return InputFile(file.name, size, identity, file)
 
 
-def _sample() -> InputFile:
-    digest, stat = (
-        hashlib.sha256(sample.lines("train")).hexdigest(),
-        sample.TRAIN.stat(),
-    )
-    return InputFile(
-        sample.TRAIN.name, stat.st_size, digest, sample.TRAIN, stat.st_mtime_ns
-    )
+def _sample_file() -> InputFile:
+    digest = hashlib.sha256(sample.json_lines("train")).hexdigest()
+    path = sample.TRAIN
+    stat = path.stat()
+    return InputFile(path.name, stat.st_size, digest, path, stat.st_mtime_ns)
 
+
+# Nemotron-CC: a list of paths at Common Crawl, or at a mirror
 
 MIRROR = "https://data.commoncrawl.org/"
 
@@ -146,8 +93,7 @@ _DATA = "contrib/Nemotron/Nemotron-CC/data-jsonl/"
 
 
 def nemotron_files(selection: str, mirror: str, folder: Path) -> list[RemoteFile]:
-    """Returns the files in the folders that a selection names; an empty selection names
-    all.
+    """Returns the files in the folders that a selection names, all if it is empty.
 
     `selection` is one or more of a path's components: `quality=high/kind=actual`.
     `mirror` is the URL above `contrib/`; the list of files there is downloaded into
@@ -156,34 +102,35 @@ def nemotron_files(selection: str, mirror: str, folder: Path) -> list[RemoteFile
     """
     if not mirror.startswith(("https://", "http://")):
         raise UserError(f"mirror '{mirror}' is not a URL; give one such as {MIRROR}")
+
     root = mirror.rstrip("/")
-    paths = _select(
-        _paths(mirror, f"{root}/{_DATA.rstrip('/')}.paths.gz", folder), selection
-    )
-    paths.sort(key=lambda path: hashlib.blake2b(path.encode(), digest_size=16).digest())
-    names = (f"{NEMOTRON}/{path.removeprefix(_DATA)}" for path in paths)
+    listing = f"{root}/{_DATA.rstrip('/')}.paths.gz"
+    paths = _select(_nemotron_paths(mirror, listing, folder), selection)
+    paths.sort(key=_place_in_order)
     return [
-        RemoteFile(f"{root}/{path}", name)
-        for path, name in zip(paths, names, strict=True)
+        RemoteFile(f"{root}/{path}", f"{NEMOTRON}/{path.removeprefix(_DATA)}")
+        for path in paths
     ]
 
 
-def _paths(mirror: str, url: str, folder: Path) -> list[str]:
+def _place_in_order(path: str) -> bytes:
+    return hashlib.blake2b(path.encode(), digest_size=16).digest()
+
+
+def _nemotron_paths(mirror: str, url: str, folder: Path) -> list[str]:
+    """Fetches the list of paths, and checks that each is one of Nemotron-CC."""
     from data_prep.download import Downloads, Unavailable  # imports requests
 
+    name = f"{NEMOTRON}/{Path(url).name}"
     try:
-        remote = RemoteFile(url, f"{NEMOTRON}/{Path(url).name}", most=MOST_LIST_BYTES)
+        remote = RemoteFile(url, name, most=MOST_LIST_BYTES)
         file = Downloads(folder).get(remote)
     except Unavailable as reason:
         raise UserError(
             f"mirror '{mirror}': {url}: {reason}; {MIRROR} has it"
         ) from None
-    try:
-        with gzip.open(file) as stream:
-            content = stream.read(MOST_LIST_BYTES + 1)
-        paths = content.decode().split() if len(content) <= MOST_LIST_BYTES else []
-    except (gzip.BadGzipFile, EOFError, zlib.error, UnicodeDecodeError):
-        paths = []
+
+    paths = _read_paths(file)
     if not paths or not all(path.startswith(_DATA) for path in paths):
         # perhaps the login page of a proxy: it is fetched again next time
         file.unlink()
@@ -194,11 +141,24 @@ def _paths(mirror: str, url: str, folder: Path) -> list[str]:
     return paths
 
 
+def _read_paths(file: Path) -> list[str]:
+    """The paths in a gzipped list; none of a file that is not one, or is too long."""
+    try:
+        with gzip.open(file) as stream:
+            content = stream.read(MOST_LIST_BYTES + 1)
+        text = content.decode()
+    except (gzip.BadGzipFile, EOFError, zlib.error, UnicodeDecodeError):
+        return []
+
+    is_too_long = len(content) > MOST_LIST_BYTES
+    return [] if is_too_long else text.split()
+
+
 def _select(paths: list[str], selection: str) -> list[str]:
     for component in filter(None, selection.split("/")):
         matching = [path for path in paths if component in _components(path)]
         if not matching:
-            folders = sorted({folder for path in paths for folder in _components(path)})
+            folders = sorted(set(chain.from_iterable(map(_components, paths))))
             raise UserError(
                 f"selection '{selection}': no file has '{component}'; there are "
                 f"{listed(folders)}{did_you_mean(component, folders)}"
@@ -212,60 +172,83 @@ def _components(path: str) -> list[str]:
     return path.removeprefix(_DATA).split("/")[:-1]
 
 
-def hub_files(source: str) -> list[RemoteFile]:
-    """Returns the files of rows that hf:OWNER/NAME/PATH names, at the newest commit, by
-    their path.
+# The Hugging Face hub: files of a dataset at its newest commit
 
-    PATH is a folder or a glob in the repository, whose `*` and `?` stay within a
-    folder, while `**` does not: the hub itself reads globs by fsspec. Sizes are known,
-    and the sha256 of files in LFS.
+
+def hub_files(source: str) -> list[RemoteFile]:
+    """Returns the files of rows that hf:OWNER/NAME/PATH names, by their path.
+
+    They are those of the newest commit. PATH is a folder or a glob in the repository,
+    whose `*` and `?` stay within a folder, while `**` does not: the hub itself reads
+    globs by fsspec. Sizes are known, and the sha256 of files in LFS.
     """
     from huggingface_hub.hf_api import RepoFile  # which takes long to import
 
-    dataset, api = dataset_of(source), hub_client()
-    path = source.removeprefix(f"{HUB}{dataset}").strip("/")
-    try:
-        globs = map(glob_translate, [path] if has_magic(path) else [path, f"{path}/**"])
-        named = re.compile("|".join(globs))
-    except ValueError as error:
-        raise UserError(f"source '{source}': no glob of the hub: {error}") from None
-    with explaining_errors(
-        f"dataset '{dataset}'", f"{api.endpoint}/datasets/{dataset}", api
-    ):
+    dataset = dataset_of(source)
+    api = hub_client()
+    named = _pattern_of(source, dataset)
+
+    page = f"{api.endpoint}/datasets/{dataset}"
+    with explaining_errors(f"dataset '{dataset}'", page, api):
         asked: list[Any] = ["gated", "sha"]
         info = api.dataset_info(dataset, expand=asked, timeout=FIRST_ANSWER_SECONDS)
         # optional only because not every request asks for it
         assert info.sha is not None
+
         if info.gated:  # anybody may list the files of a gated dataset
             api.auth_check(info.id, repo_type="dataset")
-        entries = _within_bounds(
-            api.list_repo_tree(
-                info.id, recursive=True, revision=info.sha, repo_type="dataset"
-            ),
-            f"dataset '{dataset}': its list of files at {api.endpoint}",
+
+        tree = api.list_repo_tree(
+            info.id, recursive=True, revision=info.sha, repo_type="dataset"
         )
+        listing = f"dataset '{dataset}': its list of files at {api.endpoint}"
+        entries = _within_bounds(tree, listing)
         files = {entry.path: entry for entry in entries if isinstance(entry, RepoFile)}
-    token = api.token if isinstance(api.token, str) else None
-    readable = [path for path in map(Path, sorted(files)) if kind_of(path) != ".txt"]
-    chosen = list(filter(named.match, map(str, readable)))
+
+    with_rows = [path for path in map(Path, sorted(files)) if kind_of(path) != ".txt"]
+    chosen = list(filter(named.match, map(str, with_rows)))
     if not chosen:
-        there = sorted(
-            {str(path.with_name("*" + "".join(suffixes(path)))) for path in readable}
-        )
         raise UserError(
             f"source '{source}' names no .parquet, .jsonl or .ndjson file; give "
             f"hf:{info.id}/PATH, where PATH is a folder or a glob in the dataset; it "
-            "has " + (listed(there) if there else "no such file")
+            "has " + _describe_folders(with_rows)
         )
+
     root = f"{api.endpoint}/datasets/{info.id}/resolve/{info.sha}/"
     folder = f"huggingface/{info.id}/{info.sha[:12]}/"
-    hashes = {name: entry.lfs.sha256 for name, entry in files.items() if entry.lfs}
-    return [
-        RemoteFile(
-            root + quote(name), folder + name, files[name].size, hashes.get(name), token
-        )
-        for name in chosen
-    ]
+    token = api.token if isinstance(api.token, str) else None
+    return [_hub_file(files[name], root, folder, token) for name in chosen]
+
+
+def _hub_file(file: Any, root: str, folder: str, token: str | None) -> RemoteFile:
+    """The file of an entry in the list of a dataset, at a URL below `root`."""
+    return RemoteFile(
+        url=root + quote(file.path),
+        name=folder + file.path,
+        size=file.size,
+        sha256=file.lfs.sha256 if file.lfs else None,
+        token=token,
+    )
+
+
+def _pattern_of(source: str, dataset: str) -> re.Pattern[str]:
+    """The paths in a dataset that hf:OWNER/NAME/PATH names."""
+    path = source.removeprefix(f"{HUB}{dataset}").strip("/")
+    globs = [path]
+    if not has_magic(path):
+        globs.append(f"{path}/**")  # of a folder, the files below it
+
+    try:
+        patterns = map(glob_translate, globs)
+        return re.compile("|".join(patterns))
+    except ValueError as error:
+        raise UserError(f"source '{source}': no glob of the hub: {error}") from None
+
+
+def _describe_folders(paths: Sequence[Path]) -> str:
+    """The folders of files, each with the endings there: `data/*.parquet`."""
+    globs = {str(path.with_name("*" + "".join(suffixes(path)))) for path in paths}
+    return listed(sorted(globs)) if globs else "no such file"
 
 
 def _within_bounds(tree: Iterable[Any], name: str) -> list[Any]:
@@ -279,6 +262,7 @@ def _within_bounds(tree: Iterable[Any], name: str) -> list[Any]:
             raise UserError(
                 f"{name} takes more than {LIST_SECONDS:.0f} s; {way_out}"
             ) from None
+
     if len(entries) > MOST_FILES:
         raise UserError(f"{name} has more than {MOST_FILES:,} entries; {way_out}")
     return entries

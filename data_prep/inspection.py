@@ -25,10 +25,10 @@ from dualpath_cli.data.verification import verify_chunks
 from dualpath_cli.report.console import plain_console
 from dualpath_cli.report.table import Column, Table, show
 
-SHOWN = 400
-"""Characters shown of a document."""
-# hold as many characters: each has four bytes at most, a token one at least
+SHOWN = 400  # characters shown of a document
 _TOKENS = 4 * SHOWN
+"""Tokens that hold as many characters: each has four bytes at most, a token one at
+least."""
 
 
 @dataclass(frozen=True)
@@ -49,91 +49,138 @@ class Inspect:
         check_ranges(self, {"samples": (0, 1 << 32), "seed": (0, 1 << 62)})
 
 
-def run(options: Inspect) -> str:
-    """Prints the content of a data folder; returns the last line. UserError if it is
-    damaged."""
+def inspect(options: Inspect) -> str:
+    """Prints the content of a data folder; returns the last line.
+
+    Raises UserError if it is damaged.
+    """
     folder = Path(options.folder)
     if is_remote(options.folder):
         raise UserError(
             f"'{options.folder}' is not on a disk; copy it to one to inspect it"
         )
+
     manifest = Manifest.read(folder)
     manifest.check_files(folder)
-    manifest.check_tokenizer(folder)
-    for file in manifest.beside:
-        with explaining_read_errors(folder / file.name):
-            if sha256_of(folder / file.name) != file.sha256:
-                raise UserError(
-                    f"{folder / file.name}: changed since it was prepared; {AGAIN}"
-                )
+    tokenizer = manifest.check_tokenizer(folder)
+    _check_files_beside(manifest, folder)
     verify_chunks(folder, manifest, "always")
-    paths = [folder / chunk.name for chunk in manifest.chunks]
-    chunks = [
-        np.memmap(path, np.dtype(manifest.dtype), "r", offset=HEADER) for path in paths
-    ]
-    starts = np.cumsum([0, *map(len, chunks[:-1])]).tolist()
-    ends = [
-        np.flatnonzero(c == manifest.eot_id) + s
-        for c, s in zip(chunks, starts, strict=True)
-    ]
-    # where documents begin, and the end
-    borders = np.append(0, np.concatenate(ends) + 1)
-    if contradiction := contradicts(manifest, borders):
+
+    chunks = _MappedChunks(manifest, folder)
+    contradiction = contradicts(manifest, chunks.borders)
+    if contradiction:
         raise UserError(f"{folder}/{MANIFEST}: {contradiction}; {AGAIN}")
+
     console = plain_console(highlight=False)
-    report(manifest, np.diff(borders), console)
-    documents = len(borders) - 1
-    chosen = np.random.default_rng(options.seed).permutation(documents)[
-        : options.samples
-    ]
-    tokenizer = Tokenizer.load(folder)
-    for document in sorted(chosen.tolist()):
-        begin, end = borders[document : document + 2].tolist()
-        stop = min(end - 1, begin + _TOKENS)
-        places = zip(chunks, starts, strict=True)
-        parts = [chunk[max(begin - s, 0) : max(stop - s, 0)] for chunk, s in places]
-        text = tokenizer.decode(np.concatenate(parts).tolist())
-        length = f"{end - begin:,} tokens from token {begin:,} on"
-        console.print(f"\ndocument {document + 1:,} of {documents:,}, {length}:")
-        cut = " [...]" * (len(text) > SHOWN or stop < end - 1)
-        # On one line, with control characters escaped.
-        line = printable(text[:SHOWN] + cut, keep="")
-        console.print(
-            Padding(Text(line), (0, 0, 0, 2)),
-            width=None if console.is_terminal else 120,
-        )
+    report(manifest, np.diff(chunks.borders), console)
+    _show_samples(chunks, tokenizer, options, console)
     console.print()
     return f"{folder}: intact: every byte is as it was prepared, and the counts add up"
 
 
-def contradicts(manifest: Manifest, borders: npt.NDArray[np.int64]) -> str | None:
-    """Returns the first count of a manifest that does not add up or differs from the
-    chunks."""
-    if (found := len(borders) - 1) != manifest.documents:
-        return f"{manifest.documents:,} documents, but {found:,} in the chunks"
-    if rest := manifest.tokens - int(borders[-1]):
-        return f"no end-of-text after the last {rest:,} tokens"
-    for what in ("tokens", "text_bytes"):
-        total = sum(getattr(source, what) for source in manifest.sources)
-        if total != (stated := getattr(manifest, what)):
-            return f"{what} is {stated:,}, but {total:,} in its sources"
-    for source in manifest.sources:
-        left_out = (
-            source.total_rejected + source.exact_duplicates + source.near_duplicates
+def _check_files_beside(manifest: Manifest, folder: Path) -> None:
+    for file in manifest.beside:
+        path = folder / file.name
+        with explaining_read_errors(path):
+            if sha256_of(path) != file.sha256:
+                raise UserError(f"{path}: changed since it was prepared; {AGAIN}")
+
+
+class _MappedChunks:
+    """The tokens of all chunks, in their order, mapped into memory."""
+
+    def __init__(self, manifest: Manifest, folder: Path) -> None:
+        token = np.dtype(manifest.dtype)
+        self._chunks = [
+            np.memmap(folder / chunk.name, token, "r", offset=HEADER)
+            for chunk in manifest.chunks
+        ]
+        self._starts = np.cumsum([0, *map(len, self._chunks[:-1])]).tolist()
+        """The place of each chunk's first token."""
+
+        ends = []
+        for chunk, start in zip(self._chunks, self._starts, strict=True):
+            in_chunk = np.flatnonzero(chunk == manifest.eot_id)
+            ends.append(in_chunk + start)
+        self.borders = np.append(0, np.concatenate(ends) + 1)
+        """Where documents begin, and the end of the last, (documents + 1,)."""
+
+    def tokens(self, begin: int, stop: int) -> list[int]:
+        """Returns the tokens between two places, which may lie in several chunks."""
+        parts = []
+        for chunk, start in zip(self._chunks, self._starts, strict=True):
+            parts.append(chunk[max(begin - start, 0) : max(stop - start, 0)])
+        tokens: list[int] = np.concatenate(parts).tolist()
+        return tokens
+
+
+def _show_samples(
+    chunks: _MappedChunks, tokenizer: Tokenizer, options: Inspect, console: Console
+) -> None:
+    """Prints the beginnings of some documents, drawn at random."""
+    count = len(chunks.borders) - 1
+    order = np.random.default_rng(options.seed).permutation(count)
+    chosen = sorted(order[: options.samples].tolist())
+    for document in chosen:
+        begin = int(chunks.borders[document])
+        end = int(chunks.borders[document + 1])
+        length = end - begin
+        console.print(
+            f"\ndocument {document + 1:,} of {count:,}, {length:,} tokens from token "
+            f"{begin:,} on:"
         )
-        known = source.documents + source.validation + source.unused + left_out
+
+        # The last token is end-of-text.
+        stop = min(end - 1, begin + _TOKENS)
+        text = tokenizer.decode(chunks.tokens(begin, stop))
+        if len(text) > SHOWN or stop < end - 1:
+            text = text[:SHOWN] + " [...]"
+
+        # On one line, with control characters escaped.
+        line = Text(printable(text, keep=""))
+        left = 2
+        width = None if console.is_terminal else 120
+        console.print(Padding(line, (0, 0, 0, left)), width=width)
+
+
+def contradicts(manifest: Manifest, borders: npt.NDArray[np.int64]) -> str | None:
+    """Returns the first count of a manifest that does not add up; None if all do.
+
+    `borders` are the places of documents in the chunks, (documents + 1,).
+    """
+    documents = len(borders) - 1
+    if documents != manifest.documents:
+        return f"{manifest.documents:,} documents, but {documents:,} in the chunks"
+
+    rest = manifest.tokens - int(borders[-1])
+    if rest:
+        return f"no end-of-text after the last {rest:,} tokens"
+
+    for count in ("tokens", "text_bytes"):
+        stated = getattr(manifest, count)
+        total = sum(getattr(source, count) for source in manifest.sources)
+        if total != stated:
+            return f"{count} is {stated:,}, but {total:,} in its sources"
+
+    for source in manifest.sources:
+        duplicates = source.exact_duplicates + source.near_duplicates
+        left_out = source.total_rejected + duplicates + source.unused
+        known = source.documents + source.validation + left_out
         if source.read != known:
-            met = f"{source.read:,} documents of '{source.name}' were read"
-            return f"{met}, but {known:,} are accounted for"
+            return (
+                f"{source.read:,} documents of '{source.name}' were read, but "
+                f"{known:,} are accounted for"
+            )
     return None
 
 
 def report(
     manifest: Manifest, lengths: npt.NDArray[np.int64], console: Console
 ) -> None:
-    """Prints the counts of a data folder; `lengths`, (documents,), are tokens with
-    end-of-text."""
-    sources = manifest.sources
+    """Prints the counts of a data folder.
+
+    `lengths`, (documents,), are tokens with end-of-text.
+    """
     facts = {
         "fingerprint": manifest.fingerprint,
         "tokenizer": f"{manifest.tokenizer}, {manifest.vocab_size:,} entries",
@@ -149,37 +196,35 @@ def report(
     }
     for name, value in facts.items():
         console.print(f"{name:<15}{value}", soft_wrap=True)
-    reasons = sorted({reason for source in sources for reason in source.rejected})
-    # A column for each source: there are few of them, and these are long numbers.
-    columns = [Column(""), *(Column(source.name, ",") for source in sources)]
+
     console.print()
-    show(
-        console,
-        Table(
-            columns,
-            [
-                (
-                    "share of tokens",
-                    *(f"{s.tokens / manifest.tokens:.1%}" for s in sources),
-                ),
-                ("passes", *(f"{s.passes:.2f}" for s in sources)),
-                ("read", *(s.read for s in sources)),
-                ("written", *(s.documents for s in sources)),
-                ("validation", *(s.validation for s in sources)),
-                ("exact duplicates", *(s.exact_duplicates for s in sources)),
-                ("near duplicates", *(s.near_duplicates for s in sources)),
-                ("unused", *(s.unused for s in sources)),
-                *(
-                    (reason, *(s.rejected.get(reason, 0) for s in sources))
-                    for reason in reasons
-                ),
-            ],
-            "documents of each source",
-        ),
-        box=False,
-    )
-    for source in sources:
+    show(console, _table_of_sources(manifest), box=False)
+
+    for source in manifest.sources:
         for fault in source.faults:
             console.print(
                 f"fault of {source.name}: {fault}", markup=False, soft_wrap=True
             )
+
+
+def _table_of_sources(manifest: Manifest) -> Table:
+    # A column for each source: there are few of them, and these are long numbers.
+    sources = manifest.sources
+    columns = [Column(""), *(Column(source.name, ",") for source in sources)]
+
+    reasons = sorted({reason for source in sources for reason in source.rejected})
+    shares = [f"{source.tokens / manifest.tokens:.1%}" for source in sources]
+    rows = [
+        ("share of tokens", *shares),
+        ("passes", *(f"{source.passes:.2f}" for source in sources)),
+        ("read", *(source.read for source in sources)),
+        ("written", *(source.documents for source in sources)),
+        ("validation", *(source.validation for source in sources)),
+        ("exact duplicates", *(source.exact_duplicates for source in sources)),
+        ("near duplicates", *(source.near_duplicates for source in sources)),
+        ("unused", *(source.unused for source in sources)),
+    ]
+    for reason in reasons:
+        counts = (source.rejected.get(reason, 0) for source in sources)
+        rows.append((reason, *counts))
+    return Table(columns, rows, "documents of each source")

@@ -1,5 +1,4 @@
-"""The data folder: made in another one that can be continued, and renamed when it is
-whole."""
+"""The data folder: made in another one that can be continued, renamed when whole."""
 
 import json
 from collections.abc import Iterator
@@ -20,7 +19,8 @@ from dualpath_cli.base.folders import OURS, set_aside
 from dualpath_cli.base.locks import exclusive
 from dualpath_cli.base.output import say
 
-_REQUEST, _REPLACED = "request.json", "replaced"
+_REQUEST = "request.json"  # the note of a work folder's content
+_REPLACED = "replaced"  # the data folder that was replaced
 
 
 @contextmanager
@@ -46,8 +46,7 @@ def publish(folder: Path, work: Path, out: Path) -> None:
 
 
 def discard(work: Path) -> None:
-    """Deletes a work folder, last the note of its content, by which a part is
-    recognised."""
+    """Deletes a work folder, last the note by which a part of it is recognised."""
     for path in work.iterdir():
         if path.name != _REQUEST:
             remove(path)
@@ -55,30 +54,41 @@ def discard(work: Path) -> None:
 
 
 def _claim(work: Path, out: Path, content: dict[str, Any], overwrite: bool) -> None:
+    """Prepares a work folder for a content: continues, or removes other work.
+
+    Raises UserError for files of others, and for other work without `overwrite`.
+    """
     note = work / _REQUEST
-    before = _noted(work)
-    held = set(work.iterdir()) - set(find_unfinished(note))
-    if held and (before is None or before.keys() != content.keys()):
+    before = _noted_content(work)
+    files = set(work.iterdir()) - set(find_unfinished(note))
+    is_ours = before is not None and before.keys() == content.keys()
+    if files and not is_ours:
         raise UserError(
             f"'{work}' is wanted for unfinished work and holds something else; move it"
         )
-    if (old := work / _REPLACED).exists() and not out.exists():
-        old.rename(out)  # it was killed between the two renames
+
+    replaced = work / _REPLACED
+    if replaced.exists() and not out.exists():
+        replaced.rename(out)  # it was killed between the two renames
+
     if before == content:
         # A pipe or a device counts as damage: the file of this name is made again.
         for path in work.rglob("*"):
             if is_special(path):
                 path.unlink()
         return
+
     if before is not None and not overwrite:
         raise UserError(
             f"'{work}' holds an unfinished preparation of something else "
             f"({_difference(before, content)}); finish it with the settings it was "
             "begun with, or discard it with --overwrite"
         )
-    if held - {note}:
+
+    others = files - {note}
+    if others:
         say_removing(work)
-    for path in held - {note}:
+    for path in others:
         remove(path)
     write_text(note, json.dumps(content, indent=1))
 
@@ -89,9 +99,8 @@ def say_removing(work: Path) -> None:
     say(f"removing the unfinished work in '{work}'")
 
 
-def _noted(path: Path) -> dict[str, Any] | None:
-    """The content of the preparation that a folder is of; None for another file of that
-    name."""
+def _noted_content(path: Path) -> dict[str, Any] | None:
+    """The content of the preparation that a folder is of; None without a note."""
     with suppress(UserError):
         return read_json(path / _REQUEST)
     return None
@@ -107,14 +116,14 @@ def _difference(before: dict[str, Any], now: dict[str, Any]) -> str:
 
 
 def remove_leftovers(out: Path, content: dict[str, Any]) -> None:
-    """Deletes the leftovers of a preparation that was killed after its folder got its
-    name."""
+    """Deletes what a preparation left that was killed after the last rename."""
     work = _partial(out)
     with suppress(OSError):
         work.rmdir()  # left empty: it was killed just before
+
     # Under its lock, and the lock with it: the preparation may be about to do the same.
     with suppress(UserError, OSError), exclusive(_lock(work), work):
-        if _noted(work) == content:
+        if _noted_content(work) == content:
             say_removing(work)
             discard(work)
 

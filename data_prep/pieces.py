@@ -15,7 +15,7 @@ from data_prep.text import BANDS
 from dualpath_cli.base.files import replacing
 from dualpath_cli.data.tokenizer import Tokenizer
 
-Tokens = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
+TokenArray = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]  # as stored on the disk
 
 _COUNTS = b"counts"
 REJECTED = ".rejected.zst"  # beside a piece: its rejected documents as JSON lines
@@ -23,9 +23,12 @@ SEAL = 32  # bytes at the end of a piece
 
 
 def _seal(path: Path, content: bytes | pa.Buffer) -> bytes:
-    """Returns the sha256 of a content, its place (request, corpus, name) and rejected
-    documents."""
-    beside, place = path.with_suffix(REJECTED), "/".join(path.parts[-3:])
+    """Returns the sha256 of a content, its place, and the rejected documents beside it.
+
+    The place is the last three parts of the path: request, corpus and name.
+    """
+    place = "/".join(path.parts[-3:])
+    beside = path.with_suffix(REJECTED)
     rejected = beside.read_bytes() if beside.is_file() else b""
     return hashlib.sha256(b"".join((place.encode(), content, rejected))).digest()
 
@@ -40,8 +43,10 @@ def write_sealed(path: Path, content: bytes | pa.Buffer) -> None:
 
 def read_sealed(path: Path) -> bytes:
     """Returns a file's content; empty where the file is missing, damaged or a pipe."""
-    whole = path.read_bytes() if path.is_file() else b""
-    return whole[:-SEAL] if whole[-SEAL:] == _seal(path, whole[:-SEAL]) else b""
+    sealed = path.read_bytes() if path.is_file() else b""
+    content = sealed[:-SEAL]
+    seal = sealed[-SEAL:]
+    return content if seal == _seal(path, content) else b""
 
 
 DOCUMENT = pa.schema(
@@ -58,12 +63,15 @@ DOCUMENT = pa.schema(
     ]
 )
 """The columns of a piece, beside the tokens of its documents."""
-FORMAT = 2
+
+PIECE_FORMAT = 2
 """Part of the name of the folder of pieces; raised when `DOCUMENT` changes."""
 
 
 @dataclass
 class PieceCounts:
+    """Documents of a piece, by what became of them."""
+
     read: int = 0
     tokens: int = 0  # tokens of the documents kept so far, each with its end-of-text
     normalised: int = 0
@@ -72,8 +80,7 @@ class PieceCounts:
 
 @dataclass(frozen=True)
 class Piece:
-    """A finished piece; columns are mapped into memory, not read, until they are
-    used."""
+    """A finished piece; its columns are mapped into memory, and read when used."""
 
     path: Path
 
@@ -81,16 +88,20 @@ class Piece:
     def write(
         path: Path,
         documents: list[dict[str, Any]],
-        tokens: Tokens,
+        tokens: TokenArray,
         ends: npt.NDArray[np.int64],
         counts: PieceCounts,
     ) -> None:
-        """Writes rows of `DOCUMENT`; `ends`, (documents,), says where each ends in
-        `tokens`."""
+        """Writes rows of `DOCUMENT`, and the tokens of each.
+
+        `ends`, (documents,), says where each ends in `tokens`.
+        """
         counts.tokens = len(tokens)
         schema = DOCUMENT.with_metadata({_COUNTS: json.dumps(asdict(counts))})
+        table = pa.Table.from_pylist(documents, schema)
         lists = pa.LargeListArray.from_arrays(np.append(0, ends), tokens)
-        table = pa.Table.from_pylist(documents, schema).append_column("tokens", lists)
+        table = table.append_column("tokens", lists)
+
         sink = pa.BufferOutputStream()
         with pa.ipc.new_file(sink, table.schema) as writer:
             writer.write_table(table)
@@ -102,13 +113,14 @@ class Piece:
 
     @property
     def documents(self) -> int:
+        """Number of documents that are kept."""
         return self.counts.read - sum(self.counts.rejected.values())
 
     def numbers(self, column: str) -> npt.NDArray[np.uint64]:
-        array: npt.NDArray[np.uint64] = self._column(column).to_numpy(
-            zero_copy_only=False
-        )
-        return array
+        """Returns a column of `DOCUMENT` that holds numbers, (documents,)."""
+        array = self._column(column)
+        numbers: npt.NDArray[np.uint64] = array.to_numpy(zero_copy_only=False)
+        return numbers
 
     def digests(self) -> npt.NDArray[np.uint64]:
         """Returns the texts' digests, (documents, 2)."""
@@ -122,15 +134,16 @@ class Piece:
         return keys.reshape(-1, BANDS)
 
     def ids(self) -> list[str | None]:
+        """Returns the documents' names in the corpus."""
         ids: list[str | None] = self._column("id").to_pylist()
         return ids
 
-    def tokens(self) -> tuple[Tokens, npt.NDArray[np.int64]]:
-        """Returns the tokens of all documents and, (documents + 1,), where each
-        begins."""
+    def tokens(self) -> tuple[TokenArray, npt.NDArray[np.int64]]:
+        """Returns the tokens of all documents; where each begins, (documents + 1,)."""
         column = self._column("tokens")
         if not len(column):
             return np.empty(0, np.uint32), np.zeros(1, np.int64)
+
         return column.values.to_numpy(), column.offsets.to_numpy()
 
     def _column(self, name: str) -> pa.Array:
@@ -138,10 +151,10 @@ class Piece:
         return column.chunk(0) if column.num_chunks else pa.array([], column.type)
 
     def _file(self) -> pa.RecordBatchFileReader:
+        # Columns are read from the map when they are used.
         with pa.memory_map(str(self.path)) as source:
-            return pa.ipc.open_file(
-                pa.BufferReader(source.read_buffer(source.size() - SEAL))
-            )
+            content = source.read_buffer(source.size() - SEAL)
+            return pa.ipc.open_file(pa.BufferReader(content))
 
 
 def piece_path(folder: Path, file: int, piece: int) -> Path:

@@ -1,12 +1,11 @@
-"""The pipeline: files -> pieces -> duplicates -> mix -> shards -> manifest -> final
-name."""
+"""The pipeline: files -> pieces -> duplicates -> mix -> shards -> manifest -> OUT."""
 
 import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,8 @@ import numpy as np
 from rich.filesize import decimal
 
 from data_prep import records, sample
-from data_prep.corpora import Corpus, InputFile
 from data_prep.encoding import Encoded, Encoder, Job
+from data_prep.input_files import Corpus, InputFile
 from data_prep.mix import (
     BYTES_A_DOCUMENT,
     Pool,
@@ -32,7 +31,7 @@ from data_prep.out_folder import (
     say_removing,
     work_folder,
 )
-from data_prep.pieces import FORMAT, Tokens, token_type
+from data_prep.pieces import PIECE_FORMAT, Piece, TokenArray, token_type
 from data_prep.settings import SAMPLE, Preparation
 from data_prep.shards import write_shards
 from data_prep.text import Contamination
@@ -53,6 +52,8 @@ SAY_ABOVE = 10**8  # bytes of memory for duplicates, which are announced
 
 @dataclass(frozen=True)
 class Request:
+    """All that decides a data folder, and its place."""
+
     settings: Preparation
     corpora: Sequence[Corpus]
     tokenizer: Tokenizer
@@ -64,17 +65,16 @@ class Request:
     def content(self) -> dict[str, Any]:
         """All that decides the data folder's content."""
         files = {
-            c.settings.name: _sha256([f.identity for f in c.files])
-            for c in self.corpora
+            corpus.settings.name: _sha256([file.identity for file in corpus.files])
+            for corpus in self.corpora
         }
+        searched = self.contamination
         return {
             "pipeline": _PIPELINE,
             "settings": self.settings.as_recipe(),
             "files": files,
             "tokenizer": self.tokenizer.fingerprint,
-            "contamination": self.contamination.fingerprint
-            if self.contamination
-            else None,
+            "contamination": searched.fingerprint if searched else None,
             "strict": self.strict,
         }
 
@@ -88,8 +88,10 @@ def _sha256(content: Any) -> str:
 
 
 def finished(request: Request, overwrite: bool) -> Manifest | None:
-    """Returns the manifest of `request.out` where it already holds the requested
-    data."""
+    """Returns the manifest of OUT where it already holds the requested data.
+
+    None where OUT is to be made. Raises UserError where OUT holds something else.
+    """
     out = request.out
     if os.path.ismount(out):
         raise UserError(
@@ -97,7 +99,8 @@ def finished(request: Request, overwrite: bool) -> Manifest | None:
         )
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return None
-    _check_is_ours(out)
+
+    _check_is_data(out)
     try:
         manifest = Manifest.read(out)
         manifest.check_files(out)
@@ -105,11 +108,13 @@ def finished(request: Request, overwrite: bool) -> Manifest | None:
         if overwrite:
             return None
         raise
+
     if manifest.request == request.digest:
         remove_leftovers(out.resolve(), request.content)
         return manifest
     if overwrite:
         return None
+
     faults = [fault for source in manifest.sources for fault in source.faults]
     if faults and not manifest.request:
         raise UserError(
@@ -122,9 +127,8 @@ def finished(request: Request, overwrite: bool) -> Manifest | None:
     )
 
 
-def _check_is_ours(out: Path) -> None:
-    """Checks that every file in a folder is part of a data folder: all may be deleted
-    later."""
+def _check_is_data(out: Path) -> None:
+    """Checks that a folder has no files but those of data: all may be deleted later."""
     try:
         content = read_json(out / MANIFEST)
         listed = [file["name"] for key in ("chunks", "beside") for file in content[key]]
@@ -133,13 +137,16 @@ def _check_is_ours(out: Path) -> None:
         raise UserError(
             f"--out '{out}' exists and is not a data folder; choose another one"
         ) from None
+
     known = {MANIFEST, INDEX, TOKENIZER, *listed}
-    if strangers := sorted(file_sizes(out).keys() - known):
-        named = f"--out '{out}' holds '{strangers[0]}'"
-        raise UserError(f"{named}, which is no data; move it elsewhere")
+    strangers = sorted(file_sizes(out).keys() - known)
+    if strangers:
+        raise UserError(
+            f"--out '{out}' holds '{strangers[0]}', which is no data; move it elsewhere"
+        )
 
 
-def prepare(
+def make_data_folder(
     request: Request,
     processes: int,
     fetch: Callable[[InputFile, OnRead], Path],
@@ -155,32 +162,25 @@ def prepare(
     """
     out = request.out.resolve()
     with work_folder(out, request.content, overwrite) as work:
-        if manifest := finished(request, overwrite):  # by another process, just before
+        manifest = finished(request, overwrite)
+        if manifest:  # by another process, just before
             discard(work)
             return manifest
+
         folder = work / "finished"
         folder.mkdir(exist_ok=True)
         for unfinished in folder.rglob("*.partial"):  # else the manifest would list it
             unfinished.unlink()
         request.tokenizer.save(folder)
-        settings = PieceSettings(
-            tokenizer=folder,
-            min_chars=request.settings.min_chars,
-            near=request.settings.duplicates == "near",
-            contamination=request.contamination,
-            strict=request.strict,
-        )
-        pieces = work / "pieces" / f"{request.digest[:16]}-{FORMAT}"
-        pieces.mkdir(parents=True, exist_ok=True)
-        with workers(processes, settings, pieces) as begin:
-            encoder = Encoder(begin, processes + 2, fetch, request.strict)
-            encoded, verdicts, chosen = _encode(request, encoder, pieces)
+
+        mixed = _make_pieces(request, work, folder, processes, fetch)
         try:
-            manifest = _write(request, encoded, verdicts, chosen, work, folder)
+            manifest = _write_data(request, mixed, work, folder)
         except UserError:
             say_removing(work)
             discard(work)  # there is nothing to continue
             raise
+
         finished(request, overwrite)  # hours have passed: no other folder is replaced
         publish(folder, work, out)
         with _progress("tidying up", 1, "folders"):
@@ -188,11 +188,44 @@ def prepare(
         return manifest
 
 
-def _encode(
-    request: Request, encoder: Encoder, folder: Path
-) -> tuple[list[Encoded], Verdicts, list[Portion]]:
-    """Encodes as much of each corpus as the tokens asked for take, duplicates not
-    counted."""
+@dataclass(frozen=True)
+class _Mixed:
+    """The pieces of all corpora, and what is written of them."""
+
+    encoded: list[Encoded]
+    verdicts: Verdicts
+    portions: list[Portion]
+
+    @property
+    def tokens(self) -> int:
+        return sum(portion.tokens for portion in self.portions)
+
+
+def _make_pieces(
+    request: Request,
+    work: Path,
+    tokenizer: Path,
+    processes: int,
+    fetch: Callable[[InputFile, OnRead], Path],
+) -> _Mixed:
+    """Encodes the corpora by workers, which load the tokenizer of a folder."""
+    settings = PieceSettings(
+        tokenizer=tokenizer,
+        min_chars=request.settings.min_chars,
+        near=request.settings.duplicates == "near",
+        contamination=request.contamination,
+        strict=request.strict,
+    )
+    folder = work / "pieces" / f"{request.digest[:16]}-{PIECE_FORMAT}"
+    folder.mkdir(parents=True, exist_ok=True)
+    with workers(processes, settings, folder) as begin:
+        encoder = Encoder(begin, processes + 2, fetch, request.strict)
+        return _encode_enough(request, encoder, folder)
+
+
+def _encode_enough(request: Request, encoder: Encoder, folder: Path) -> _Mixed:
+    """Encodes as much of each corpus as the tokens asked for take."""
+    # Duplicates do not count, so only a comparison shows whether there is enough.
     settings = request.settings
     wanted = wanted_tokens(settings)
     until = wanted
@@ -202,72 +235,89 @@ def _encode(
             for number, corpus in enumerate(request.corpora)
         ]
         encoded = encoder.encode(jobs)
-        pieces = [piece for corpus in encoded for piece in corpus.pieces]
-        documents = sum(piece.documents for piece in pieces)
-        memory = documents * BYTES_A_DOCUMENT
-        if settings.duplicates != "keep" and memory > SAY_ABOVE:
-            say(
-                f"--duplicates {settings.duplicates}: {documents:,} documents are "
-                f"compared in about {decimal(memory)} of memory"
-            )
+        pieces = []
+        for corpus in encoded:
+            pieces += corpus.pieces
+
+        _announce_comparison(settings, pieces)
         verdicts = Verdicts(pieces, settings.duplicates)
-        pools, kinds = [], iter(verdicts.kinds)
-        for source, corpus in zip(settings.sources, encoded, strict=True):
-            own = list(islice(kinds, len(corpus.pieces)))
-            pools.append(Pool(source.name, corpus.pieces, own, settings.val_fraction))
-        more = list(map(_more, wanted, pools, encoded))
+        pools = _pools(settings, encoded, verdicts)
+
+        more = list(map(_tokens_to_encode, wanted, pools, encoded))
         if not any(more):
-            return encoded, verdicts, portions(settings, pools)
+            return _Mixed(encoded, verdicts, portions(settings, pools))
         until = [new or old for new, old in zip(more, until, strict=True)]
 
 
-def _more(wanted: int | None, pool: Pool, encoded: Encoded) -> int | None:
+def _announce_comparison(settings: Preparation, pieces: Sequence[Piece]) -> None:
+    if settings.duplicates == "keep":
+        return
+
+    documents = sum(piece.documents for piece in pieces)
+    memory = documents * BYTES_A_DOCUMENT
+    if memory > SAY_ABOVE:
+        say(
+            f"--duplicates {settings.duplicates}: {documents:,} documents are "
+            f"compared in about {decimal(memory)} of memory"
+        )
+
+
+def _pools(
+    settings: Preparation, encoded: Sequence[Encoded], verdicts: Verdicts
+) -> list[Pool]:
+    pools = []
+    kinds = iter(verdicts.kinds)
+    for source, corpus in zip(settings.sources, encoded, strict=True):
+        own = list(islice(kinds, len(corpus.pieces)))
+        pools.append(Pool(source.name, corpus.pieces, own, settings.val_fraction))
+    return pools
+
+
+def _tokens_to_encode(wanted: int | None, pool: Pool, encoded: Encoded) -> int | None:
     """Returns up to how many tokens to encode where too few could be used, or None."""
     if wanted is None or encoded.complete or pool.tokens >= wanted:
         return None
+
     # Later documents may differ: neither everything at once, nor a little many times.
     factor = wanted / max(pool.tokens, 1) * 1.02
     return round(encoded.tokens * min(max(factor, 1.25), 2.0)) + 1
 
 
-def _write(
-    request: Request,
-    encoded: list[Encoded],
-    verdicts: Verdicts,
-    chosen: list[Portion],
-    work: Path,
-    folder: Path,
-) -> Manifest:
-    tokenizer, settings = request.tokenizer, request.settings
-    total = sum(portion.tokens for portion in chosen)
-    if not total:
-        raise UserError(_nothing(settings, encoded, chosen))
+def _write_data(request: Request, mixed: _Mixed, work: Path, folder: Path) -> Manifest:
+    """Writes shards, records and manifest into `folder`."""
+    tokenizer = request.tokenizer
+    settings = request.settings
+    if not mixed.tokens:
+        raise UserError(_why_nothing(settings, mixed))
+
     dtype = token_type(tokenizer)
 
-    def stream() -> Iterator[Tokens]:
-        for tokens in interleave(chosen, settings.seed):
+    def stream() -> Iterator[TokenArray]:
+        for tokens in interleave(mixed.portions, settings.seed):
             yield tokens
             progress.advance(len(tokens))
 
-    with _progress("writing shards", total, "tokens") as progress:
+    with _progress("writing shards", mixed.tokens, "tokens") as progress:
         chunks, index_sha256 = write_shards(
-            folder, work / "shards", dtype, settings.chunk_tokens, stream(), total
+            folder,
+            work / "shards",
+            dtype,
+            settings.chunk_tokens,
+            stream(),
+            mixed.tokens,
         )
-    with _progress(
-        "writing what was left out", 2 * len(verdicts.pieces), "pieces"
-    ) as progress:
-        records.write_rejected(folder, encoded)
-        pools = [portion.pool for portion in chosen]
-        records.write_held_out(folder, pools, tokenizer, progress.advance)
-        records.write_duplicates(
-            folder, request.corpora, encoded, verdicts, progress.advance
-        )
+
+    _write_records(request, mixed, folder)
     if any(source.path == SAMPLE for source in settings.sources):
         sample.write_val(folder / "val")
-    sources = list(map(records.account, settings.sources, encoded, chosen))
+
+    sources = list(
+        map(records.count_documents, settings.sources, mixed.encoded, mixed.portions)
+    )
+    has_all_files = all(corpus.fetched for corpus in mixed.encoded)
     manifest = Manifest(
-        documents=sum(portion.documents for portion in chosen),
-        tokens=total,
+        documents=sum(portion.documents for portion in mixed.portions),
+        tokens=mixed.tokens,
         text_bytes=sum(source.text_bytes for source in sources),
         dtype="uint16" if dtype is np.uint16 else "uint32",
         vocab_size=tokenizer.vocab_size,
@@ -276,33 +326,46 @@ def _write(
         sources=sources,
         chunks=chunks,
         index_sha256=index_sha256,
-        beside=records.stored(folder, chunks),
+        beside=records.files_beside(folder, chunks),
         # No finished request where a file is lacking that may come another time.
-        request=request.digest if all(corpus.fetched for corpus in encoded) else "",
+        request=request.digest if has_all_files else "",
         settings=settings.as_recipe(),
     )
     manifest.write(folder)
     return manifest
 
 
+def _write_records(request: Request, mixed: _Mixed, folder: Path) -> None:
+    """Writes rejected and held-out documents, and duplicates."""
+    pools = [portion.pool for portion in mixed.portions]
+    passes_over_pieces = 2
+    total = passes_over_pieces * len(mixed.verdicts.pieces)
+    with _progress("writing what was left out", total, "pieces") as progress:
+        records.write_rejected(folder, mixed.encoded)
+        records.write_held_out(folder, pools, request.tokenizer, progress.advance)
+        records.write_duplicates(
+            folder, request.corpora, mixed.encoded, mixed.verdicts, progress.advance
+        )
+
+
 def _progress(title: str, total: int, unit: str) -> Progress:
-    return Progress(
-        plain_console(stderr=True), title, counted(unit), total, transient=True
-    )
+    console = plain_console(stderr=True)
+    return Progress(console, title, counted(unit), total, transient=True)
 
 
-def _nothing(
-    settings: Preparation, encoded: list[Encoded], chosen: list[Portion]
-) -> str:
-    """Returns why there is nothing to write: the source without text, and its first
-    fault."""
-    for source, corpus, portion in zip(settings.sources, encoded, chosen, strict=True):
-        if not portion.pool.tokens:
-            reasons = [
-                *corpus.faults,
-                *filter(None, map(records.first_reason, corpus.pieces)),
-            ]
-            return f"no text in {source.path}" + "".join(
-                f": {reason}" for reason in reasons[:1]
-            )
+def _why_nothing(settings: Preparation, mixed: _Mixed) -> str:
+    """Returns why there is nothing to write.
+
+    It is the first source without text, with its first fault.
+    """
+    for source, corpus, portion in zip(
+        settings.sources, mixed.encoded, mixed.portions, strict=True
+    ):
+        if portion.pool.tokens:
+            continue
+
+        rejected = filter(None, map(records.first_reason, corpus.pieces))
+        reason = next(chain(corpus.faults, rejected), None)
+        return f"no text in {source.path}" + (f": {reason}" if reason else "")
+
     return "no text is left: all is held out or a duplicate; lower --val-fraction"

@@ -1,5 +1,4 @@
-"""Records beside the shards: held-out texts, rejected documents, duplicates; and their
-counts."""
+"""Records beside the shards: held-out texts, rejected documents, duplicates, counts."""
 
 import io
 import json
@@ -13,8 +12,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from data_prep.corpora import Corpus
 from data_prep.encoding import Encoded
+from data_prep.input_files import Corpus
 from data_prep.mix import EXACT, KEPT, NEAR, Pool, Portion, Verdicts
 from data_prep.pieces import REJECTED, Piece, file_number
 from data_prep.settings import SourceSettings
@@ -23,27 +22,30 @@ from dualpath_cli.data.manifest import INDEX, MANIFEST, SourceCount, StoredFile
 from dualpath_cli.data.storage import file_sizes, sha256_of
 from dualpath_cli.data.tokenizer import TOKENIZER, Tokenizer
 
-# called with the number of pieces gone through since the last call
 OnPiece = Callable[[int], None]
+"""Called with the number of pieces gone through since the last call."""
 
 
 def write_held_out(
     folder: Path, pools: Sequence[Pool], tokenizer: Tokenizer, on_piece: OnPiece
 ) -> None:
-    """Writes the validation documents of each source to val/NAME.jsonl, where it has
-    any."""
+    """Writes the validation documents of each source to val/NAME.jsonl.
+
+    A source without any has no file.
+    """
     for pool in pools:
-        texts = _held_out(pool, tokenizer, on_piece)
-        first = next(texts, None)
+        rows = _held_out_rows(pool, tokenizer, on_piece)
+        first = next(rows, None)
         if first is None:
             continue
+
         path = folder / "val" / f"{pool.name}.jsonl"
         with replacing(path) as partial, open(partial, "w", encoding="utf-8") as file:
-            for row in chain([first], texts):
+            for row in chain([first], rows):
                 file.write(json.dumps(row, ensure_ascii=False) + "\n")
 
 
-def _held_out(
+def _held_out_rows(
     pool: Pool, tokenizer: Tokenizer, on_piece: OnPiece
 ) -> Iterator[dict[str, Any]]:
     for number, piece in enumerate(pool.pieces):
@@ -51,44 +53,49 @@ def _held_out(
         chosen = pool.to_hold_out(number)
         if not len(chosen):
             continue
-        ids, (tokens, starts) = piece.ids(), piece.tokens()
+
+        ids = piece.ids()
+        tokens, starts = piece.tokens()
         for document in chosen.tolist():
-            # The tokenizer loses nothing, so the ids give the text back; the last is
-            # end-of-text.
-            text = tokenizer.decode(
-                tokens[starts[document] : starts[document + 1] - 1].tolist()
-            )
+            begin = starts[document]
+            end = starts[document + 1] - 1  # without end-of-text
+            # The tokenizer loses nothing, so the ids give the text back.
+            text = tokenizer.decode(tokens[begin:end].tolist())
             yield {"id": ids[document], "text": text}
 
 
 def write_rejected(folder: Path, encoded: Sequence[Encoded]) -> None:
-    """Writes rejected.jsonl.zst, if there are any: documents with their place and the
-    reason."""
-    pieces = [
-        piece for corpus in encoded for piece in corpus.pieces if piece.counts.rejected
-    ]
-    if not pieces:
+    """Writes rejected.jsonl.zst: rejected documents with their place and the reason.
+
+    Without any there is no file.
+    """
+    pieces = chain.from_iterable(corpus.pieces for corpus in encoded)
+    with_rejected = [piece for piece in pieces if piece.counts.rejected]
+    if not with_rejected:
         return
-    with (
-        replacing(folder / "rejected.jsonl.zst") as partial,
-        open(partial, "wb") as out,
-    ):
-        for piece in pieces:
+
+    path = folder / "rejected.jsonl.zst"
+    with replacing(path) as partial, open(partial, "wb") as out:
+        for piece in with_rejected:
             with open(piece.path.with_suffix(REJECTED), "rb") as file:
-                shutil.copyfileobj(file, out)  # frames in a row are a zstd file
+                # Frames one after the other are a zstd file.
+                shutil.copyfileobj(file, out)
 
 
 def first_reason(piece: Piece) -> str | None:
     """Returns the reason of a piece's first rejected document; None without one."""
     if not piece.counts.rejected:
         return None
-    with pa.CompressedInputStream(
-        str(piece.path.with_suffix(REJECTED)), "zstd"
-    ) as rejected:
-        row = json.loads(io.BufferedReader(rejected).readline())
-    return f"row {row['row']} {row['reason']}" + f": {row['detail']}" * bool(
-        row["detail"]
-    )
+
+    path = piece.path.with_suffix(REJECTED)
+    with pa.CompressedInputStream(str(path), "zstd") as rejected:
+        line = io.BufferedReader(rejected).readline()
+    row = json.loads(line)
+
+    reason = f"row {row['row']} {row['reason']}"
+    if not row["detail"]:
+        return reason
+    return f"{reason}: {row['detail']}"
 
 
 def write_duplicates(
@@ -98,13 +105,16 @@ def write_duplicates(
     verdicts: Verdicts,
     on_piece: OnPiece,
 ) -> None:
-    """Writes duplicates.jsonl.zst, if there are any: each one's place and that of its
-    original."""
+    """Writes duplicates.jsonl.zst: each one's place, and that of its original.
+
+    Without duplicates there is no file.
+    """
     if not verdicts.any():
         return
-    corpus_of = [
-        c for c, pieces in zip(corpora, encoded, strict=True) for _ in pieces.pieces
-    ]
+
+    corpus_of = []  # by the number of a piece
+    for corpus, pieces in zip(corpora, encoded, strict=True):
+        corpus_of += [corpus] * len(pieces.pieces)
 
     @lru_cache(maxsize=256)
     def rows_of(piece: int) -> list[int]:
@@ -113,20 +123,22 @@ def write_duplicates(
 
     def place(piece: int, document: int) -> dict[str, Any]:
         corpus = corpus_of[piece]
-        file = corpus.files[file_number(verdicts.pieces[piece].path)].name
+        file = corpus.files[file_number(verdicts.pieces[piece].path)]
         return {
             "source": corpus.settings.name,
-            "file": file,
+            "file": file.name,
             "row": rows_of(piece)[document],
         }
 
+    path = folder / "duplicates.jsonl.zst"
     with (
-        replacing(folder / "duplicates.jsonl.zst") as partial,
+        replacing(path) as partial,
         pa.CompressedOutputStream(str(partial), "zstd") as out,
     ):
         for number, piece in enumerate(verdicts.pieces):
             on_piece(1)
-            kinds, firsts = verdicts.kinds[number], verdicts.firsts[number]
+            kinds = verdicts.kinds[number]
+            firsts = verdicts.firsts[number]
             repeated = (kinds != KEPT).nonzero()[0].tolist()
             ids = piece.ids() if repeated else []
             for document in repeated:
@@ -139,39 +151,53 @@ def write_duplicates(
                 out.write((json.dumps(row, ensure_ascii=False) + "\n").encode())
 
 
-def stored(folder: Path, chunks: Sequence[StoredFile]) -> list[StoredFile]:
-    """Returns the files beside the chunks, with their hashes, in the order of their
-    names."""
-    known = {*(chunk.name for chunk in chunks), INDEX, MANIFEST, TOKENIZER}
-    return [
-        StoredFile(name, size, sha256_of(folder / name))
-        for name, size in sorted(file_sizes(folder).items())
-        if name not in known
-    ]
+def files_beside(folder: Path, chunks: Sequence[StoredFile]) -> list[StoredFile]:
+    """Returns the files beside the chunks, with hashes, in the order of their names."""
+    known = {chunk.name for chunk in chunks}
+    known |= {INDEX, MANIFEST, TOKENIZER}
+
+    beside = []
+    for name, size in sorted(file_sizes(folder).items()):
+        if name not in known:
+            digest = sha256_of(folder / name)
+            beside.append(StoredFile(name, size, digest))
+    return beside
 
 
-def account(source: SourceSettings, encoded: Encoded, portion: Portion) -> SourceCount:
+def count_documents(
+    source: SourceSettings, encoded: Encoded, portion: Portion
+) -> SourceCount:
     """Counts the documents of a source, each of which is in one of the counts."""
-    pool, pieces = portion.pool, encoded.pieces
-    counts = [piece.counts for piece in pieces]
-    kinds = Counter(kind for own in pool.kinds for kind in own.tolist())
-    rejected = sum((Counter(count.rejected) for count in counts), Counter[str]())
-    distinct = sum(len(portion.taken(0, n)) for n in range(len(pieces)))
-    text_bytes = sum(
-        int(piece.numbers("text_bytes")[portion.taken(repeat, n)].sum())
-        for n, piece in enumerate(pieces)
-        for repeat in range(portion.all_passes)
-    )
+    pool = portion.pool
+    numbers = range(len(encoded.pieces))
+    counts = [piece.counts for piece in encoded.pieces]
+
+    kinds: Counter[int] = Counter()
+    for own in pool.kinds:
+        kinds.update(own.tolist())
+    rejected: Counter[str] = Counter()
+    for count in counts:
+        rejected.update(count.rejected)
+
+    distinct = sum(len(portion.taken(0, n)) for n in numbers)
+    allowed = sum(len(pool.to_write(n)) for n in numbers)
+
+    text_bytes = 0
+    for n, piece in enumerate(encoded.pieces):
+        for repeat in range(portion.all_passes):
+            taken = portion.taken(repeat, n)
+            text_bytes += int(piece.numbers("text_bytes")[taken].sum())
+
     return SourceCount(
         name=source.name,
         path=source.path,
         read=sum(count.read for count in counts),
         documents=distinct,
-        validation=sum(len(pool.to_hold_out(n)) for n in range(len(pieces))),
+        validation=sum(len(pool.to_hold_out(n)) for n in numbers),
         rejected=dict(sorted(rejected.items())),
         exact_duplicates=kinds[EXACT],
         near_duplicates=kinds[NEAR],
-        unused=sum(len(pool.to_write(n)) for n in range(len(pieces))) - distinct,
+        unused=allowed - distinct,
         passes=round(portion.tokens / pool.tokens, 6) if pool.tokens else 0.0,
         tokens=portion.tokens,
         text_bytes=text_bytes,

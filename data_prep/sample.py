@@ -17,29 +17,26 @@ KINDS = ("arithmetic", "facts", "prose")  # each has held-out texts beside `TRAI
 VOCAB_SIZE = 2048
 
 
-def lines(name: str) -> bytes:
-    """Returns the JSON lines of the training texts ("train"), or a kind's held-out
-    texts."""
-    with pa.CompressedInputStream(
-        str(TRAIN.with_name(f"{name}.jsonl.zst")), "zstd"
-    ) as stream:
+def json_lines(name: str) -> bytes:
+    """Returns JSON lines: of the training texts ("train"), or of a kind's held-out."""
+    path = TRAIN.with_name(f"{name}.jsonl.zst")
+    with pa.CompressedInputStream(str(path), "zstd") as stream:
         content: bytes = stream.read()
     return content
 
 
 def documents(name: str) -> list[str]:
-    """Returns the texts of `lines`."""
-    return [json.loads(line)["text"] for line in lines(name).splitlines()]
+    """Returns the texts of `json_lines`."""
+    return [json.loads(line)["text"] for line in json_lines(name).splitlines()]
 
 
 def write_val(folder: Path) -> None:
-    """Writes the held-out texts as `arithmetic.jsonl`, `facts.jsonl` and
-    `prose.jsonl`."""
+    """Writes the held-out texts of each kind as KIND.jsonl."""
     for kind in KINDS:
-        write_text(folder / f"{kind}.jsonl", lines(kind).decode())
+        write_text(folder / f"{kind}.jsonl", json_lines(kind).decode())
 
 
 def tokenizer() -> Tokenizer:
-    return Tokenizer(
-        json.loads(train_bpe(documents("train"), VOCAB_SIZE)), "the sample's own"
-    )
+    """Trains the sample's own tokenizer on its texts: a second or two."""
+    trained = train_bpe(documents("train"), VOCAB_SIZE)
+    return Tokenizer(json.loads(trained), "the sample's own")

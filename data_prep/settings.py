@@ -52,15 +52,21 @@ class SourceSettings:
         check_range(f"max_epochs of '{self.name}'", self.max_epochs, (1, _MOST))
 
     @property
+    def is_nemotron(self) -> bool:
+        """Whether it is Nemotron-CC, or a selection of it."""
+        return self.path.partition(":")[0] == NEMOTRON
+
+    @property
     def is_remote(self) -> bool:
         """Whether its files are downloaded."""
-        return self.path.startswith(HUB) or self.path.partition(":")[0] == NEMOTRON
+        return self.is_nemotron or self.path.startswith(HUB)
 
 
 @dataclass(frozen=True)
 class Preparation:
-    """The settings that decide the content of a data folder. --help shows the texts
-    below."""
+    """The settings that decide the content of a data folder."""
+
+    # The texts below each field are those of --help.
 
     sources: tuple[SourceSettings, ...] = field(
         default=(), metadata={"option": "--source"}
@@ -100,36 +106,9 @@ class Preparation:
     a sequence, is not trained on, so chunks should be large."""
 
     def __post_init__(self) -> None:
-        names = [source.name for source in self.sources]
-        if not names:
-            raise UserError(
-                "--source is missing: say what to prepare, e.g. --source sample"
-            )
-        if twice := next((name for name in names if names.count(name) > 1), None):
-            raise UserError(
-                f"two sources are called '{twice}'; name them apart with NAME=PATH"
-            )
-        if self.tokenizer is None and any(s.path != SAMPLE for s in self.sources):
-            raise UserError(
-                "--tokenizer is missing: give gpt2 or a path; only `sample` has its own"
-            )
-        without = [source.name for source in self.sources if source.weight is None]
-        if without and len(without) < len(names):
-            raise UserError(
-                f"source '{without[0]}' has no weight, but others have; give it one"
-            )
-        if without and len(names) > 1 and self.tokens is not None:
-            raise UserError(
-                f"--tokens {self.tokens:,} of {len(names)} sources: a recipe must say "
-                "their weights, such as sources: [{path: a.jsonl, weight: 2}, {path: "
-                "b.jsonl, weight: 1}]"
-            )
-        if any(not share > 0 for share in self.shares() or []):
-            weights = ", ".join(f"{source.weight:g}" for source in self.sources)
-            raise UserError(
-                f"weights {weights} are too large or too far apart; give shares such "
-                "as 0.9 and 0.1"
-            )
+        self._check_names()
+        self._check_weights()
+
         counts = dict.fromkeys(("tokens", "num_files", "min_chars"), (1, _MOST))
         # litdata's offsets within a chunk are 32-bit numbers of bytes.
         chunk = (1 << 6, 1 << 29)
@@ -140,50 +119,96 @@ class Preparation:
                 f"{self.val_fraction:g}"
             )
 
+    def _check_names(self) -> None:
+        names = [source.name for source in self.sources]
+        if not names:
+            raise UserError(
+                "--source is missing: say what to prepare, e.g. --source sample"
+            )
+
+        twice = [name for name in names if names.count(name) > 1]
+        if twice:
+            raise UserError(
+                f"two sources are called '{twice[0]}'; name them apart with NAME=PATH"
+            )
+
+        needs_tokenizer = any(source.path != SAMPLE for source in self.sources)
+        if self.tokenizer is None and needs_tokenizer:
+            raise UserError(
+                "--tokenizer is missing: give gpt2 or a path; only `sample` has its own"
+            )
+
+    def _check_weights(self) -> None:
+        count = len(self.sources)
+        without = [source.name for source in self.sources if source.weight is None]
+        if without and len(without) < count:
+            raise UserError(
+                f"source '{without[0]}' has no weight, but others have; give it one"
+            )
+        if without and count > 1 and self.tokens is not None:
+            raise UserError(
+                f"--tokens {self.tokens:,} of {count} sources: a recipe must say "
+                "their weights, such as sources: [{path: a.jsonl, weight: 2}, {path: "
+                "b.jsonl, weight: 1}]"
+            )
+
+        # Shares that are 0 or not a number come of weights beyond what a float can add.
+        if any(not share > 0 for share in self.shares() or []):
+            weights = ", ".join(f"{source.weight:g}" for source in self.sources)
+            raise UserError(
+                f"weights {weights} are too large or too far apart; give shares such "
+                "as 0.9 and 0.1"
+            )
+
     def as_recipe(self) -> dict[str, Any]:
+        """The settings as a recipe of `dualpath prepare`."""
         recipe: dict[str, Any] = json.loads(json.dumps(asdict(self)))
         return recipe
 
     def shares(self) -> list[float] | None:
-        """Returns each source's share of the tokens, or None where all of each is
-        taken."""
+        """Returns each source's share of the tokens; None to take all of each."""
         weights = [
             source.weight for source in self.sources if source.weight is not None
         ]
-        return [weight / sum(weights) for weight in weights] or None
+        total = sum(weights)
+        return [weight / total for weight in weights] or None
 
 
 def settings_from(values: Mapping[str, Any]) -> Preparation:
-    """Returns the settings of a recipe's keys, null left out; a source may be
-    NAME=PATH."""
-    given = {key: value for key, value in values.items() if value is not None}
-    if isinstance(sources := given.get("sources"), list | tuple):
-        given["sources"] = [
-            build(SourceSettings, _named(source), f"sources.{n}.")
+    """Returns the settings of a recipe's keys; those that are null are left out.
+
+    A source may be NAME=PATH.
+    """
+    keys = {key: value for key, value in values.items() if value is not None}
+    sources = keys.get("sources")
+    if isinstance(sources, list | tuple):
+        keys["sources"] = [
+            build(SourceSettings, _source_keys(source), f"sources.{n}.")
             for n, source in enumerate(sources)
         ]
-    return build(Preparation, given)
+    return build(Preparation, keys)
 
 
-def _named(source: Any) -> dict[str, Any]:
-    """Returns a source's keys, with a name: by default the last part of where it is
-    from."""
+def _source_keys(source: Any) -> dict[str, Any]:
+    """Returns a source's keys with a name: by default the last part of its path."""
     if isinstance(source, str):
         name, path = split_name(source)
         return {"name": name or _default_name(path), "path": path}
+
     if not isinstance(source, dict) or not source.get("path"):
         raise UserError(
             f"sources: '{source!s:.60}' is neither NAME=PATH nor a mapping with a path"
         )
+
     path = source["path"]
-    return {
-        "name": _default_name(path) if isinstance(path, str) else "source",
-        **source,
-    }
+    name = _default_name(path) if isinstance(path, str) else "source"
+    return {"name": name, **source}
 
 
 def _default_name(path: str) -> str:
     if path.partition(":")[0] == NEMOTRON:
         return NEMOTRON
-    name = dataset_of(path).split("/")[-1] if path.startswith(HUB) else stem(Path(path))
+
+    is_on_hub = path.startswith(HUB)
+    name = dataset_of(path).split("/")[-1] if is_on_hub else stem(Path(path))
     return re.sub(r"[^\w.-]+", "-", name)

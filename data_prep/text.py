@@ -1,5 +1,4 @@
-"""A text: its words, its MinHash signature, and the runs of words that evaluation texts
-have.
+"""A text: its words, its MinHash signature, and runs of words of evaluation texts.
 
 Words are the matches of `\\w+` in the lower case. MinHash: Broder, "On the resemblance
 and containment of documents" (1997); banding as in Leskovec, Rajaraman and Ullman,
@@ -59,8 +58,8 @@ def mix64(hashes: Hashes) -> Hashes:
     return hashes
 
 
-LONGEST = 13
-SHORTEST = 8  # words in a run; shorter evaluation texts would be found by chance
+LONGEST = 13  # words in a run
+SHORTEST = 8  # shorter evaluation texts would be found by chance
 
 
 class Contamination:
@@ -69,34 +68,43 @@ class Contamination:
     fingerprint: str  # sha256 of the searched runs, whatever the order of the texts
 
     def __init__(self, texts: Iterable[str]) -> None:
-        found = (words_of(clean(text)) for text in texts)
-        lines = sorted({" ".join(words) for words in found if len(words) >= SHORTEST})
+        words_of_texts = (words_of(clean(text)) for text in texts)
+        long_enough = (words for words in words_of_texts if len(words) >= SHORTEST)
+        lines = sorted({" ".join(words) for words in long_enough})
         self.fingerprint = hashlib.sha256("\n".join(lines).encode()).hexdigest()
-        self._runs: dict[int, set[int]] = {
-            n: set() for n in range(LONGEST, SHORTEST - 1, -1)
-        }
+
+        lengths = range(LONGEST, SHORTEST - 1, -1)
+        self._runs: dict[int, set[int]] = {length: set() for length in lengths}
         """Hashes by the number of words, the longest runs first."""
         for line in lines:
             words = line.split(" ")
             length = min(LONGEST, len(words))
-            self._runs[length].update(runs(hashes_of(words), length).tolist())
+            own_runs = runs(hashes_of(words), length)
+            self._runs[length].update(own_runs.tolist())
 
-    def hit(self, text: str) -> str | None:
-        """Returns the first run of words that a cleaned text shares with an evaluation
-        text.
+    def find(self, text: str) -> str | None:
+        """Returns the first run of words that a cleaned text shares with an evaluation.
 
         None without such a run. The words are in lower case with a space between. Of
         two runs from the same word on, the longer one is returned.
         """
         words = words_of(text)
-        hashes, first, found = hashes_of(words), len(words), None
+        hashes = hashes_of(words)
+        first = len(words)
+        shared = None
         for length, known in self._runs.items():
-            places = enumerate(runs(hashes, length).tolist()) if known else ()
+            if not known:
+                continue
+
+            places = enumerate(runs(hashes, length).tolist())
             begin = next((place for place, run in places if run in known), first)
             if begin < first:
-                first, found = begin, " ".join(words[begin : begin + length])
-        return found
+                first = begin
+                shared = " ".join(words[begin : begin + length])
+        return shared
 
+
+# Signatures
 
 SHINGLE_WORDS = 5
 BANDS = 14
@@ -109,33 +117,33 @@ _SLICE = 1 << 10  # shingles permuted at a time: 250 kB
 
 
 def shingles(text: str) -> Hashes:
-    """Returns hashes of the runs of five words, (shingles,); a shorter text is one
-    run."""
+    """Returns hashes of the runs of five words, (shingles,).
+
+    A shorter text is one run; one without words has the hash of its characters.
+    """
     words = hashes_of(words_of(text))
     if len(words):
         return runs(words, min(SHINGLE_WORDS, len(words)))
-    digest = hashlib.blake2b(
-        text.encode("utf-8", "surrogatepass"), digest_size=8
-    ).digest()
+
+    encoded = text.encode("utf-8", "surrogatepass")
+    digest = hashlib.blake2b(encoded, digest_size=8).digest()
     return np.array([int.from_bytes(digest, "little")], np.uint64)
 
 
 def signature(text: str) -> npt.NDArray[np.uint32]:
-    """Returns the least hash among a text's shingles under each permutation, (BANDS,
-    ROWS).
-
-    The values are those of two sketches, of the lower and of the upper halves of the
-    shingles' hashes: by 32 bits alone some short texts, of one shingle, would be taken
-    for equal.
-    """
+    """Returns a text's least hash under each permutation, (BANDS, ROWS)."""
     from datasketch import MinHash  # of the extra `near`; it brings scipy
 
-    hashes, halves = shingles(text), []
+    # Two sketches, of the lower and of the upper halves of the shingles' hashes: by 32
+    # bits only some short texts, of one shingle, would be taken for equal.
+    hashes = shingles(text)
+    halves = []
     for half in range(_HALVES):
         sketch = MinHash(BANDS * ROWS // _HALVES, half, hashfunc=int, scheme="affine32")
-        mixed = (hashes >> np.uint64(32 * half)).astype(np.uint32)
-        for start in range(0, len(mixed), _SLICE):
-            sketch.update_batch(mixed[start : start + _SLICE].tolist())
+        own_bits = (hashes >> np.uint64(32 * half)).astype(np.uint32)
+        for start in range(0, len(own_bits), _SLICE):
+            part = own_bits[start : start + _SLICE]
+            sketch.update_batch(part.tolist())
         halves.append(sketch.hashvalues.reshape(BANDS, -1))
     return np.concatenate(halves, axis=1)
 
@@ -152,7 +160,7 @@ def band_keys(text: str) -> Hashes:
 
 @functools.cache
 def _band_factors() -> Hashes:
-    """Odd numbers, (BANDS, ROWS): equal values in different bands then give different
-    keys."""
+    """Odd numbers, (BANDS, ROWS)."""
+    # Equal values in different bands then give different keys.
     numbers = mix64(np.arange(1, BANDS * ROWS + 1, dtype=np.uint64))
     return (numbers | np.uint64(1)).reshape(BANDS, ROWS)

@@ -24,9 +24,9 @@ from dualpath_cli.recipe.options import folder_of
 from dualpath_cli.report.console import Progress, bytes_of_bytes, plain_console
 from dualpath_cli.report.table import Column, Table, show
 
+# Each merge moves the rest of its word, so longer ones take very long.
 LONGEST_WORD = 1000
-"""Characters of a word that are trained on together: each merge moves the rest of its
-word."""
+"""Characters of a word that are trained on together."""
 _MORE = f"{{{LONGEST_WORD + 1},}}"
 _LONG = re.compile(rf"(?<!\w)\w{_MORE}|(?<![^\w\s])[^\w\s]{_MORE}|(?<!\s)\s{_MORE}")
 
@@ -60,57 +60,73 @@ class TrainTokenizer:
         check_ranges(self, {"vocab_size": (257, 1 << 20)})
 
 
-def run(options: TrainTokenizer) -> str:
-    """Trains a tokenizer, prints its bytes a token on each source, and returns the last
-    line."""
+def train_tokenizer(options: TrainTokenizer) -> str:
+    """Trains a tokenizer, prints its bytes a token, and returns the last line."""
     sources = [
         replace(parse_source(spec), field=options.field) for spec in options.source
     ]
-    size, path = options.vocab_size, folder_of("--out", options.out) / TOKENIZER
+    size = options.vocab_size
+    path = folder_of("--out", options.out) / TOKENIZER
     check_replaceable(path)  # before the training
     if path.exists() and not options.overwrite:
         raise UserError(f"'{path}' exists; give another --out or add --overwrite")
 
-    parts: Counter[str] = Counter()
-    texts = chain.from_iterable(_batches(sources, "training on"))
-    text = train_bpe(chain.from_iterable(_cut(text, parts) for text in texts), size)
-    if parts:
-        say(
-            f"words of more than {LONGEST_WORD:,} characters: {parts['words']:,}, cut "
-            f"for training into {parts['parts']:,} parts; if they are not text, clean "
-            "the sources"
-        )
-
-    tokenizer = Tokenizer(json.loads(text), str(path))
+    definition = _train(sources, size)
+    tokenizer = Tokenizer(json.loads(definition), str(path))
     if tokenizer.vocab_size < size:
         raise UserError(
             f"these texts give {tokenizer.vocab_size:,} entries, fewer than "
             f"--vocab-size {size:,}; lower it or give more text"
         )
-    write_text(path, text)
+
+    write_text(path, definition)
+    _show_compression(tokenizer, sources)
+    return f"{path}: {size:,} entries, fingerprint {tokenizer.fingerprint[:12]}"
+
+
+def _train(sources: Sequence[Source], size: int) -> str:
+    """Returns the `tokenizer.json` of a BPE trained on the sources."""
+    cut: Counter[str] = Counter()
+    texts = chain.from_iterable(_batches(sources, "training on"))
+    parts = chain.from_iterable(_cut_long_words(text, cut) for text in texts)
+    definition = train_bpe(parts, size)
+
+    if cut:
+        say(
+            f"words of more than {LONGEST_WORD:,} characters: {cut['words']:,}, cut "
+            f"for training into {cut['parts']:,} parts; if they are not text, clean "
+            "the sources"
+        )
+    return definition
+
+
+def _show_compression(tokenizer: Tokenizer, sources: Sequence[Source]) -> None:
     columns = [
         Column("source"),
         Column("documents", ","),
         Column("text", decimal),
         Column("bytes a token", ".2f"),
     ]
-    rows = [_measured(source, tokenizer) for source in dict.fromkeys(sources)]
+    distinct = dict.fromkeys(sources)
+    rows = [_measured(source, tokenizer) for source in distinct]
     caption = "Bytes a token: of the texts trained on, end-of-text included."
     show(plain_console(highlight=False), Table(columns, rows, caption=caption))
-    return f"{path}: {size:,} entries, fingerprint {tokenizer.fingerprint[:12]}"
 
 
-def _cut(text: str, counts: Counter[str]) -> Iterator[str]:
-    """Yields a text in parts, cut within words longer than `LONGEST_WORD`, and counts
-    both.
+def _cut_long_words(text: str, counts: Counter[str]) -> Iterator[str]:
+    """Yields a text in parts, cut within words longer than `LONGEST_WORD`.
 
-    A word is a run of letters and digits, of other characters, or of blanks: at least
-    what the vocabulary takes as one.
+    Adds these `words` and their `parts` to `counts`. A word is a run of letters and
+    digits, of other characters, or of blanks: at least what the vocabulary takes as
+    one.
     """
     start = 0
     for word in _LONG.finditer(text):
-        places = range(word.start() + LONGEST_WORD, word.end(), LONGEST_WORD)
-        counts.update(words=1, parts=len(places) + 1)
+        first = word.start() + LONGEST_WORD
+        places = range(first, word.end(), LONGEST_WORD)
+        counts["words"] += 1
+        counts["parts"] += len(places) + 1
+
         for place in places:
             yield text[start:place]
             start = place
@@ -118,26 +134,29 @@ def _cut(text: str, counts: Counter[str]) -> Iterator[str]:
 
 
 def _batches(sources: Sequence[Source], title: str) -> Iterator[list[str]]:
-    """Yields the cleaned texts of the sources, some at a time, and shows how much is
-    read."""
-    size = sum(
-        file.stat().st_size for source in sources for file in source_files(source)
-    )
+    """Yields the cleaned texts of the sources, some at a time, and shows progress."""
+    files = [file for source in sources for file in source_files(source)]
+    size = sum(file.stat().st_size for file in files)
     console = plain_console(stderr=True)
     with Progress(console, title, bytes_of_bytes, size, transient=True) as progress:
         for source in sources:
             texts = read_documents(source, progress.advance)
             while batch := list(islice(texts, BATCH)):
                 yield batch
+
         # merging takes a tenth of the time
         progress.advance(0, title=f"{title}: all is read")
 
 
 def _measured(source: Source, tokenizer: Tokenizer) -> tuple[str, int, int, float]:
     """A row of the table: a source's name, documents, bytes, and bytes a token."""
-    documents = size = tokens = 0
+    documents = 0
+    size = 0
+    tokens = 0
     for texts in _batches([source], f"measuring {source.name}"):
         documents += len(texts)
-        size += sum(len(text.encode()) for text in texts)
-        tokens += sum(len(ids) + 1 for ids in tokenizer.encode_batch(texts))
+        for text, ids in zip(texts, tokenizer.encode_batch(texts), strict=True):
+            size += len(text.encode())
+            tokens += len(ids) + 1  # with end-of-text
+
     return source.name, documents, size, size / max(tokens, 1)

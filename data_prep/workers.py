@@ -12,7 +12,7 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from multiprocessing import connection, get_context, parent_process
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from data_prep.pieces import REJECTED, Piece, PieceCounts, Tokens, token_type
+from data_prep.pieces import REJECTED, Piece, PieceCounts, TokenArray, token_type
 from data_prep.settings import SourceSettings
 from data_prep.text import Contamination, band_keys
 from dualpath_cli.base.errors import UserError
@@ -32,8 +32,8 @@ from dualpath_cli.data.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
-class Batch:
-    """The rows of a piece, and the place of the piece."""
+class PieceTask:
+    """A piece to make: its rows, and its place."""
 
     source: SourceSettings
     file: str  # the file's name in records
@@ -58,23 +58,28 @@ class Worker:
         self._tokenizer = Tokenizer.load(settings.tokenizer)
         self._dtype = token_type(self._tokenizer)
 
-    def make(self, batch: Batch) -> Path:
-        """Writes a piece and, beside it, the rejected documents; returns the piece's
-        path."""
-        counts, name = PieceCounts(), batch.source.name
+    def make(self, task: PieceTask) -> Path:
+        """Writes a piece and, beside it, the rejected documents.
+
+        Returns the piece's path.
+        """
+        source = task.source
+        format = format_of(source.name, task.rows.kind, source.field)
+        counts = PieceCounts()
         documents: list[dict[str, Any]] = []
         texts: list[str] = []
         rejected: list[dict[str, Any]] = []
-        format = format_of(name, batch.rows.kind, batch.source.field)
-        for number, row in batch.rows.parsed():
+
+        for number, row in task.rows.parsed():
             counts.read += 1
             id = document_id(row)
             try:
                 original = format.render(row)
             except BadRow as bad:
                 if self._settings.strict:
-                    raise UserError(f"{batch.rows.place(number)}: {bad}") from None
-                reason, detail, text = "unreadable", str(bad), batch.rows.raw(number)
+                    raise UserError(f"{task.rows.place(number)}: {bad}") from None
+                text = task.rows.raw(number)
+                reason, detail = "unreadable", str(bad)
             else:
                 text = clean(original)
                 counts.normalised += text != original
@@ -83,101 +88,125 @@ class Worker:
                     documents.append(self._document(number, id, text))
                     texts.append(text)
                     continue
-            counts.rejected[reason] = counts.rejected.get(reason, 0) + 1
-            place = {"source": name, "file": batch.file, "row": number, "id": id}
-            rejected.append({**place, "reason": reason, "detail": detail, "text": text})
-        tokens, ends = self._tokens(texts)
-        # Before the piece, whose presence means both files. Shared: see `write_sealed`.
-        if rejected:
-            lines = "".join(
-                json.dumps(row, ensure_ascii=False) + "\n" for row in rejected
-            )
-            path = batch.out.with_suffix(REJECTED)
-            with (
-                replacing(path, shared=True) as partial,
-                pa.CompressedOutputStream(str(partial), "zstd") as sink,
-            ):
-                sink.write(lines.encode("utf-8", errors="backslashreplace"))
-        Piece.write(batch.out, documents, tokens, ends, counts)
-        return batch.out
 
-    def _tokens(self, texts: list[str]) -> tuple[Tokens, npt.NDArray[np.int64]]:
-        """Returns the tokens of all texts, each with its end-of-text, and where each
-        ends."""
+            counts.rejected[reason] = counts.rejected.get(reason, 0) + 1
+            rejected.append(
+                {
+                    "source": source.name,
+                    "file": task.file,
+                    "row": number,
+                    "id": id,
+                    "reason": reason,
+                    "detail": detail,
+                    "text": text,
+                }
+            )
+
+        tokens, ends = self._encode(texts)
+        # Before the piece, whose presence means both files.
+        if rejected:
+            _write_rejected(task.out.with_suffix(REJECTED), rejected)
+        Piece.write(task.out, documents, tokens, ends, counts)
+        return task.out
+
+    def _encode(self, texts: list[str]) -> tuple[TokenArray, npt.NDArray[np.int64]]:
+        """Returns the tokens of all texts, each with its end-of-text; where each ends.
+
+        The ends are (texts,), in tokens.
+        """
         ids: list[npt.NDArray[np.uint32]] = []
-        start = characters = 0
+        start = 0
+        characters = 0
         for end, text in enumerate(texts, 1):
             characters += len(text)
             # A megabyte of text at a time: `tokenizers` takes some 100 bytes a token.
             if characters >= 1 << 20 or end == len(texts):
                 ids += self._tokenizer.encode_batch(texts[start:end])
-                start, characters = end, 0
-        ends = np.cumsum([len(document) + 1 for document in ids], dtype=np.int64)
-        tokens = np.full(ends[-1] if ids else 0, self._tokenizer.eot_id, self._dtype)
+                start = end
+                characters = 0
+
+        lengths = [len(document) + 1 for document in ids]
+        ends = np.cumsum(lengths, dtype=np.int64)
+        total = ends[-1] if ids else 0
+        # End-of-text everywhere, then the documents over it.
+        tokens = np.full(total, self._tokenizer.eot_id, self._dtype)
         for document, end in zip(ids, ends.tolist(), strict=True):
-            tokens[end - 1 - len(document) : end - 1] = document
+            last = end - 1
+            tokens[last - len(document) : last] = document
         return tokens, ends
 
     def _refusal(self, text: str) -> tuple[str, str]:
-        """Returns the reason to leave a text out, and details; both empty without a
-        reason."""
+        """Returns the reason to leave a text out, and details.
+
+        Both are empty for a text to keep.
+        """
         if not text or text.isspace():
             return "empty", ""
         if len(text) < self._settings.min_chars:
             return "too short", ""
-        if self._settings.contamination and (
-            words := self._settings.contamination.hit(text)
-        ):
-            return "contaminated", words
+
+        contamination = self._settings.contamination
+        shared_words = contamination.find(text) if contamination else None
+        if shared_words:
+            return "contaminated", shared_words
         return "", ""
 
     def _document(self, number: int, id: str | None, text: str) -> dict[str, Any]:
         """Returns a row of `DOCUMENT`."""
         encoded = text.encode()
         digest = hashlib.blake2b(encoded, digest_size=16).digest()
-        name = hashlib.blake2b(
-            digest if id is None else id.encode(), digest_size=8
-        ).digest()
+        name = digest if id is None else id.encode()
+        id_hash = hashlib.blake2b(name, digest_size=8).digest()
         return {
             "number": number,
             "id": id,
-            "id_hash": int.from_bytes(name, "little"),
+            "id_hash": int.from_bytes(id_hash, "little"),
             "digest": digest,
             "text_bytes": len(encoded),
             "bands": band_keys(text) if self._settings.near else None,
         }
 
 
-Begin = Callable[[Batch], Callable[[], Path]]
-"""Begins a piece. The function that it returns waits for the piece, and returns its
-path."""
+def _write_rejected(path: Path, rejected: list[dict[str, Any]]) -> None:
+    lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rejected)
+    # Shared: the folder, of many files, is not searched for unfinished ones.
+    with (
+        replacing(path, shared=True) as unfinished,
+        pa.CompressedOutputStream(str(unfinished), "zstd") as sink,
+    ):
+        sink.write(lines.encode("utf-8", errors="backslashreplace"))
+
+
+BeginPiece = Callable[[PieceTask], Callable[[], Path]]
+"""Begins a piece; returns a function that waits for the piece and returns its path."""
 
 
 @contextmanager
-def workers(count: int, settings: PieceSettings, folder: Path) -> Iterator[Begin]:
-    """Yields a function that begins pieces: in `count` processes, or in this one where
-    it is one.
+def workers(count: int, settings: PieceSettings, folder: Path) -> Iterator[BeginPiece]:
+    """Yields a function that begins pieces: in `count` processes, or in this one.
 
     Processes find the settings in `folder`. Leaving the context by an exception ends
     them; the exception of a process that was killed becomes an OSError.
     """
     if count == 1:
         worker = Worker(settings)
-        yield lambda batch: lambda: worker.make(batch)
+        yield lambda task: partial(worker.make, task)
         return
+
     # Not by the pool's initargs: a process that is killed before it has read long ones
     # leaves this one writing to its pipe for ever.
     file = folder / "settings.pickle"
     with replacing(file) as unfinished:
         unfinished.write_bytes(pickle.dumps(settings))
+
     with ProcessPoolExecutor(count, get_context("spawn"), _follow_parent) as pool:
 
-        def begin(batch: Batch) -> Callable[[], Path]:
+        def begin(task: PieceTask) -> Callable[[], Path]:
             # A new process has the mask of the thread that starts it: this process
             # handles Ctrl-C.
             signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
             try:
-                return pool.submit(_make, file, batch).result
+                return pool.submit(_make_piece, file, task).result
             finally:
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
 
@@ -189,6 +218,7 @@ def workers(count: int, settings: PieceSettings, folder: Path) -> Iterator[Begin
             for process in multiprocessing.active_children():
                 process.terminate()
             pool.shutdown(cancel_futures=True)
+
             if isinstance(error, BrokenProcessPool):
                 raise OSError(
                     "a worker process was killed, perhaps for want of memory: use "
@@ -198,8 +228,7 @@ def workers(count: int, settings: PieceSettings, folder: Path) -> Iterator[Begin
 
 
 def _follow_parent() -> None:
-    """Prepares a process of a pool to end with its parent, even if the parent is
-    killed."""
+    """Prepares a process of a pool to end with its parent, also a killed one."""
     parent = parent_process()
     assert parent is not None
 
@@ -211,10 +240,10 @@ def _follow_parent() -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
 
 
-def _make(settings: Path, batch: Batch) -> Path:
-    return _worker(settings).make(batch)
+def _make_piece(settings: Path, task: PieceTask) -> Path:
+    return _worker_of_process(settings).make(task)
 
 
 @cache
-def _worker(settings: Path) -> Worker:
+def _worker_of_process(settings: Path) -> Worker:
     return Worker(pickle.loads(settings.read_bytes()))

@@ -48,20 +48,23 @@ _RECORDS = (
         options="dualpath_cli.cli.main:Quickstart",
         run="dualpath_cli.cli.main:quickstart",
     ),
-    _alone(
+    Command(
         "tokenizer",
         "Train a byte-level BPE on any texts.",
-        "data_prep.tokenizer:TrainTokenizer",
+        options="data_prep.tokenizer:TrainTokenizer",
+        run="data_prep.tokenizer:train_tokenizer",
     ),
-    _alone(
+    Command(
         "prepare",
         "Turn corpora into a data folder: cleaned, deduplicated, mixed, tokenised.",
-        "data_prep.command:Prepare",
+        options="data_prep.command:Prepare",
+        run="data_prep.command:prepare",
     ),
-    _alone(
+    Command(
         "prepare inspect",
         "Verify every byte of a data folder, and show what is in it.",
-        "data_prep.inspection:Inspect",
+        options="data_prep.inspection:Inspect",
+        run="data_prep.inspection:inspect",
     ),
     Command(
         "recipes",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.corpora import find
+from data_prep.corpora import find_corpus
 from data_prep.settings import SourceSettings
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.pointers import StandIn, refuse_pointer
@@ -100,7 +100,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "a folder": lambda at: list(
         read_documents(Source("a", write(at / "f/a.md").parent))
     ),
-    "a corpus, before any work": lambda at: find(
+    "a corpus, before any work": lambda at: find_corpus(
         SourceSettings("a", str(write(at / "a.txt"))), at, "", None
     ),
     "prompts": lambda at: read_prompts((), str(write(at / "a.txt"))),

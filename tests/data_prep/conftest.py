@@ -12,7 +12,7 @@ import pytest
 import zstandard
 
 from data_prep import prepare as pipeline
-from data_prep.corpora import find
+from data_prep.corpora import find_corpus
 from data_prep.prepare import Request
 from data_prep.settings import Preparation, SourceSettings
 from dualpath_cli.data.manifest import Manifest
@@ -63,7 +63,8 @@ def ask(small: Tokenizer, out: Path) -> Callable[..., Request]:
         sources = data if isinstance(data, tuple) else (source("a", data),)
         chosen = Preparation(sources, "given", **{"chunk_tokens": 64, **settings})
         corpora = [
-            find(s, out.parent / "downloads", "http://nowhere", None) for s in sources
+            find_corpus(s, out.parent / "downloads", "http://nowhere", None)
+            for s in sources
         ]
         return Request(chosen, corpora, tokenizer, out, strict=strict)
 
@@ -77,9 +78,9 @@ def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def prepare(request: Request, processes: int = 1, **options: Any) -> Manifest:
-    """`data_prep.prepare.prepare`, of files that are here."""
+    """`data_prep.prepare.make_data_folder`, of files that are here."""
     here = {"fetch": lambda file, on_received: file.origin}
-    return pipeline.prepare(request, processes, **(here | options))
+    return pipeline.make_data_folder(request, processes, **(here | options))
 
 
 def source(name: str, path: Path | str, **settings: Any) -> SourceSettings:

@@ -379,7 +379,7 @@ def test_a_flipped_byte_of_any_file_is_found_and_named(original, capsys):
 def test_a_flipped_byte_of_the_manifest_is_found_unless_nothing_can_tell(
     original, data, mask
 ):
-    from data_prep.inspection import Inspect, run
+    from data_prep.inspection import Inspect, inspect
 
     path = original / "manifest.json"
     before = path.read_bytes()
@@ -404,7 +404,7 @@ def test_a_flipped_byte_of_the_manifest_is_found_unless_nothing_can_tell(
         except (ValueError, KeyError, AttributeError, TypeError):
             unseen = False
         try:
-            run(Inspect(str(original), samples=0))
+            inspect(Inspect(str(original), samples=0))
         except (UserError, RunFailed):
             return
         assert unseen

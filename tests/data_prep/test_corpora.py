@@ -15,7 +15,7 @@ import pytest
 import zstandard
 from huggingface_hub import constants
 
-from data_prep import corpora, download
+from data_prep import corpora, download, fetching
 from data_prep.corpora import hub_files, nemotron_files
 from data_prep.download import Downloads
 from dualpath_cli.base.errors import UserError
@@ -175,7 +175,7 @@ def test_as_many_files_are_taken_as_asked_for_or_as_the_tokens_need(
     assert [web.asked(path) for path in order] == [1, 1] + [0] * 7
     a_file = Manifest.read(tmp_path / "one").tokens
     # As if one token took a byte: these files compress far better than real ones.
-    monkeypatch.setattr(download, "TOKENS_PER_BYTE", a_file / corpora.FILE_BYTES)
+    monkeypatch.setattr(fetching, "TOKENS_PER_BYTE", a_file / corpora.FILE_BYTES)
     assert run("some", "--tokens", str(int(2.5 * a_file))) == 0
     manifest = Manifest.read(tmp_path / "some")
     assert 0 <= manifest.tokens - int(2.5 * a_file) < 200
@@ -217,13 +217,13 @@ def test_a_server_that_stays_away_stops_the_run_and_a_missing_file_is_passed_ove
 def test_much_to_download_is_asked_about_and_a_small_disk_noticed_first(
     order, run, web, tmp_path, capsys, monkeypatch
 ):
-    monkeypatch.setattr(download, "ASK_ABOVE", 500)
+    monkeypatch.setattr(fetching, "ASK_ABOVE", 500)
     assert run("out", "--num-files", "3") == 2
     said = capsys.readouterr().err
     assert "downloads about" in said
     assert "--yes" in said
     with monkeypatch.context() as patch:
-        patch.setattr(download, "DISK_BYTES_PER_TOKEN", 1e18)
+        patch.setattr(fetching, "DISK_BYTES_PER_TOKEN", 1e18)
         assert run("out") == 2
     assert "are needed and" in capsys.readouterr().err
     assert not any(web.asked(path) for path in order)

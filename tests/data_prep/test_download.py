@@ -17,8 +17,10 @@ import zstandard
 from huggingface_hub import constants
 
 from data_prep import corpora, download
-from data_prep.corpora import Corpus, InputFile, RemoteFile, hub_files
-from data_prep.download import Downloads, Fetcher, Unavailable
+from data_prep.corpora import hub_files
+from data_prep.download import Downloads, Unavailable
+from data_prep.fetching import Fetcher
+from data_prep.input_files import Corpus, InputFile, RemoteFile
 from data_prep.settings import SourceSettings
 from dualpath_cli.base.errors import RunFailed, UserError
 from dualpath_cli.cli.main import main
@@ -191,12 +193,13 @@ def test_a_token_is_sent_to_its_host_alone_and_never_shown(web, tmp_path, monkey
 FETCH = """
 import sys
 from pathlib import Path
-from data_prep.download import Fetcher
+from data_prep.fetching import Fetcher
 from data_prep.settings import SourceSettings
-from data_prep.corpora import Corpus, InputFile, RemoteFile
+from data_prep.input_files import Corpus, InputFile, RemoteFile
 file = InputFile("a", 1, "", RemoteFile(sys.argv[1], "a"))
-with Fetcher([Corpus(SourceSettings("a", "a"), [file])], Path(sys.argv[2]), [1]) as
-    fetcher: fetcher.get(file, lambda count: None)
+corpus = Corpus(SourceSettings("a", "a"), [file])
+with Fetcher([corpus], Path(sys.argv[2]), [1]) as fetcher:
+    fetcher.get(file, lambda count: None)
 """
 
 

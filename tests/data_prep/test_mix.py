@@ -328,7 +328,7 @@ EVALUATIONS = st.lists(
 @example([], " ".join(ALPHABET))
 def test_the_hit_is_the_first_run_that_is_in_both(evaluations, text):
     sought = Contamination(evaluations)
-    assert sought.hit(text) == naive_hit(evaluations, text)
+    assert sought.find(text) == naive_hit(evaluations, text)
 
 
 def shingles_of(text: str) -> set[tuple[str, ...]]:

@@ -16,9 +16,9 @@ from litdata import TokensLoader
 from litdata.streaming.writer import BinaryWriter
 
 from data_prep import encoding
-from data_prep.corpora import InputFile
+from data_prep.input_files import InputFile
 from data_prep.shards import write_shards
-from data_prep.workers import Batch, Worker
+from data_prep.workers import PieceTask, Worker
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.data.manifest import Manifest
 from dualpath_cli.data.rows import OnRead
@@ -169,7 +169,7 @@ def test_a_continued_preparation_makes_nothing_again_and_remembers_faults(
         with pytest.raises(KeyboardInterrupt):
             prepare(asked)
 
-    def again(worker: Worker, batch: Batch) -> Path:
+    def again(worker: Worker, task: PieceTask) -> Path:
         raise AssertionError("a piece is made again")
 
     monkeypatch.setattr(Worker, "make", again)

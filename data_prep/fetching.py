@@ -1,0 +1,153 @@
+"""Fetching: the size of a download, and files fetched ahead of their reader."""
+
+import math
+import shutil
+import threading
+from collections.abc import Sequence
+from multiprocessing.pool import AsyncResult, ThreadPool
+from pathlib import Path
+
+from rich.filesize import decimal
+
+from data_prep.corpora import FILE_BYTES, FILE_TOKENS
+from data_prep.download import Downloads
+from data_prep.input_files import Corpus, InputFile, RemoteFile
+from dualpath_cli.base.errors import UserError
+from dualpath_cli.base.output import say
+from dualpath_cli.data.rows import OnRead
+
+ASK_ABOVE = 20 * 10**9  # bytes to download that need --yes
+
+TOKENS_PER_BYTE = FILE_TOKENS / FILE_BYTES
+"""Tokens in a compressed byte of Nemotron-CC; assumed for other corpora, too."""
+
+DISK_BYTES_PER_TOKEN = 5.0
+"""Two bytes in pieces, two in shards, and the records of each document."""
+
+CONNECTIONS = 4  # files that are fetched at a time, and ahead of their reader
+
+
+def announce_downloads(
+    corpora: Sequence[Corpus],
+    wanted: Sequence[int | None],
+    out: Path,
+    downloads: Path,
+    yes: bool,
+) -> list[int]:
+    """Prints the size of the download; returns how many files of each corpus are read.
+
+    Both are estimates from the sizes of files. `wanted` are tokens of each corpus, None
+    for all. Raises UserError for more than the disk can hold, and for a large download
+    without `yes`.
+    """
+    counts = []
+    download = 0
+    tokens = 0.0
+    for corpus, target in zip(corpora, wanted, strict=True):
+        files = _files_to_read(corpus, target)
+        counts.append(len(files))
+        download += _bytes_to_download(files, downloads)
+        tokens += _tokens_to_read(files, target)
+
+    disk = round(download + tokens * DISK_BYTES_PER_TOKEN)
+    free = _free_bytes(out)
+    if download:
+        say(
+            f"downloads about {decimal(download)} into {downloads} and uses about "
+            f"{decimal(disk)} of the disk in all; {decimal(free)} are free"
+        )
+
+    if disk > free:
+        raise UserError(
+            f"--out '{out}': about {decimal(disk)} are needed and {decimal(free)} are "
+            "free; name a larger disk, fewer --num-files or fewer --tokens"
+        )
+    if download > ASK_ABOVE and not yes:
+        raise UserError(
+            f"about {decimal(download)} would be downloaded; add --yes (make: YES=1), "
+            "or name fewer --num-files or fewer --tokens"
+        )
+    return counts
+
+
+def _files_to_read(corpus: Corpus, target: int | None) -> list[InputFile]:
+    """The first files of a corpus, by the size of one, that hold `target` tokens."""
+    if target is None:
+        return corpus.files
+
+    tokens_of_first = max(corpus.files[0].size, 1) * TOKENS_PER_BYTE
+    return corpus.files[: math.ceil(target / tokens_of_first)]
+
+
+def _bytes_to_download(files: Sequence[InputFile], downloads: Path) -> int:
+    missing = 0
+    for file in files:
+        if file.remote and not (downloads / file.remote.name).exists():
+            missing += file.size
+    return missing
+
+
+def _tokens_to_read(files: Sequence[InputFile], target: int | None) -> float:
+    available = sum(file.size for file in files) * TOKENS_PER_BYTE
+    return available if target is None else min(available, target)
+
+
+def _free_bytes(out: Path) -> int:
+    """Free bytes of the disk that a folder is on, or will be."""
+    place = out.resolve()
+    while not place.exists():
+        place = place.parent
+    return shutil.disk_usage(place).free
+
+
+class Fetcher:
+    """Hands out files of corpora, and fetches the next files until its context ends."""
+
+    def __init__(
+        self, corpora: Sequence[Corpus], folder: Path, expected: Sequence[int]
+    ) -> None:
+        """`expected` are the numbers of files of each corpus that will be read."""
+        self._listener: OnRead = lambda count: None
+        self._counting = threading.Lock()
+        self._downloads = Downloads(folder, self._count)
+
+        # Daemon threads, unlike those of concurrent.futures: none that waits for a
+        # silent server holds up Ctrl-C.
+        self._pool = ThreadPool(CONNECTIONS)
+        self._begun: dict[RemoteFile, AsyncResult[Path]] = {}
+
+        self._ahead: dict[RemoteFile, list[RemoteFile]] = {}
+        """Each file with those that are begun when it is asked for."""
+        for corpus, count in zip(corpora, expected, strict=True):
+            files = corpus.remote_files()
+            begun_at_once = 1 + min(CONNECTIONS, count - 1)
+            for number, file in enumerate(files):
+                stop = number + begun_at_once
+                self._ahead[file] = files[number:stop]
+
+    def __enter__(self) -> "Fetcher":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._downloads.leaving.set()
+        self._pool.terminate()
+
+    def get(self, file: InputFile, on_received: OnRead) -> Path:
+        """Returns a file's path, once it is there.
+
+        `on_received` gets the bytes downloaded, of this file and of others.
+        """
+        if isinstance(file.origin, Path):
+            return file.origin
+
+        self._listener = on_received
+        for soon in self._ahead[file.origin]:
+            if soon not in self._begun:
+                download = self._pool.apply_async(self._downloads.get, [soon])
+                self._begun[soon] = download
+
+        return self._begun[file.origin].get()
+
+    def _count(self, count: int) -> None:
+        with self._counting:  # several files arrive at a time
+            self._listener(count)
