@@ -68,14 +68,14 @@ def inspect(options: Inspect) -> str:
     _check_files_beside(manifest, folder)
     verify_chunks(folder, manifest, "always")
 
-    stream = _TokenStream(manifest, folder)
-    contradiction = contradicts(manifest, stream.borders)
+    chunks = _MappedChunks(manifest, folder)
+    contradiction = contradicts(manifest, chunks.borders)
     if contradiction:
         raise UserError(f"{folder}/{MANIFEST}: {contradiction}; {AGAIN}")
 
     console = plain_console(highlight=False)
-    report(manifest, np.diff(stream.borders), console)
-    _show_samples(stream, tokenizer, options, console)
+    report(manifest, np.diff(chunks.borders), console)
+    _show_samples(chunks, tokenizer, options, console)
     console.print()
     return f"{folder}: intact: every byte is as it was prepared, and the counts add up"
 
@@ -88,7 +88,7 @@ def _check_files_beside(manifest: Manifest, folder: Path) -> None:
                 raise UserError(f"{path}: changed since it was prepared; {AGAIN}")
 
 
-class _TokenStream:
+class _MappedChunks:
     """The tokens of all chunks, in their order, mapped into memory."""
 
     def __init__(self, manifest: Manifest, folder: Path) -> None:
@@ -117,15 +117,15 @@ class _TokenStream:
 
 
 def _show_samples(
-    stream: _TokenStream, tokenizer: Tokenizer, options: Inspect, console: Console
+    chunks: _MappedChunks, tokenizer: Tokenizer, options: Inspect, console: Console
 ) -> None:
     """Prints the beginnings of some documents, drawn at random."""
-    count = len(stream.borders) - 1
+    count = len(chunks.borders) - 1
     order = np.random.default_rng(options.seed).permutation(count)
     chosen = sorted(order[: options.samples].tolist())
     for document in chosen:
-        begin = int(stream.borders[document])
-        end = int(stream.borders[document + 1])
+        begin = int(chunks.borders[document])
+        end = int(chunks.borders[document + 1])
         length = end - begin
         console.print(
             f"\ndocument {document + 1:,} of {count:,}, {length:,} tokens from token "
@@ -134,7 +134,7 @@ def _show_samples(
 
         # The last token is end-of-text.
         stop = min(end - 1, begin + _TOKENS)
-        text = tokenizer.decode(stream.tokens(begin, stop))
+        text = tokenizer.decode(chunks.tokens(begin, stop))
         if len(text) > SHOWN or stop < end - 1:
             text = text[:SHOWN] + " [...]"
 
