@@ -20,7 +20,7 @@ from dualpath_cli.data.rows import OnRead, UnreadableFile, kind_of, read_rows
 from dualpath_cli.report.console import Progress, bytes_of_bytes, counted, plain_console
 
 PIECE_BYTES = 8 << 20
-"""Uncompressed size of the rows that make a piece; a longer row goes alone."""
+"""Uncompressed size of the rows that make a piece; a longer row goes by itself."""
 
 
 @dataclass(frozen=True)

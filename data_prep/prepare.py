@@ -142,7 +142,8 @@ def _check_is_data(out: Path) -> None:
     strangers = sorted(file_sizes(out).keys() - known)
     if strangers:
         raise UserError(
-            f"--out '{out}' holds '{strangers[0]}', which is no data; move it elsewhere"
+            f"--out '{out}' holds '{strangers[0]}', which is not data; move it "
+            "elsewhere"
         )
 
 

@@ -129,9 +129,9 @@ def content_fault(error: BaseException) -> str:
     if isinstance(error, KeyError):
         return f"it lacks {error}"
     if isinstance(error, json.JSONDecodeError):
-        return f"it is no JSON: {error}"
+        return f"it is not JSON: {error}"
     if isinstance(error, UnicodeDecodeError):
-        return f"it is no UTF-8 at byte {error.start}"
+        return f"it is not UTF-8 at byte {error.start}"
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
     if isinstance(error, TypeError | AttributeError | IndexError):

@@ -102,7 +102,7 @@ _RECORDS = (
     ),
     Command(
         "compare",
-        "Set runs side by side: tables with tests over seeds, figures, a page.",
+        "Compare runs: tables with tests over seeds, figures, a page.",
         options="dualpath_cli.compare.command:Compare",
         run="dualpath_cli.compare.command:compare",
     ),

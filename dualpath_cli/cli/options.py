@@ -23,7 +23,7 @@ from dualpath_cli.recipe.recipes import Recipe
 from dualpath_cli.recipe.settings import Settings
 
 GIVEN = "given"
-"""A field with this name is no option: it holds the names of the given options."""
+"""A field with this name is not an option: it holds the names of the given options."""
 
 _METAVARS = {"ckpt_path": "RUN", "config": "RECIPE", "folder": "DIR", "vocab_size": "N"}
 _NUMBERS = {int: "N", Size: "N", float: "X"}

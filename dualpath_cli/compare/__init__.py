@@ -1,2 +1,2 @@
-"""`dualpath compare`: runs of several configurations and seeds, side by side.
+"""`dualpath compare`: runs of several configurations and seeds.
 Torch-free."""

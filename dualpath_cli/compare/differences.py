@@ -90,7 +90,7 @@ class Difference:
             return SAME
         if not significant:
             return "undecided"
-        return word if after_correction else f"{word}, alone; undecided among all"
+        return word if after_correction else f"{word}, uncorrected; undecided among all"
 
 
 def differences_of(

@@ -305,8 +305,8 @@ def _notes_on_tests(part: Sequence[Difference], verdicts: set[str]) -> list[str]
             "steeper one at closer rates"
         )
 
-    if any(verdict.endswith("alone") for verdict in verdicts):
-        notes.append("alone: not significant after correction")
+    if any(verdict.endswith("uncorrected") for verdict in verdicts):
+        notes.append("uncorrected: not significant after correction")
     margin = part[0].margin
     if margin is not None:
         notes.append(

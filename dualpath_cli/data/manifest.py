@@ -76,7 +76,7 @@ class StoredFile:
             )
 
         if not self.name.isprintable() or self.name == ".":
-            raise ValueError(f"{self.name[:60]!r} is no name of a file")
+            raise ValueError(f"{self.name[:60]!r} is not the name of a file")
         if not 0 <= self.bytes < _MOST:
             raise ValueError(f"'{self.name}' cannot have {self.bytes:.6g} bytes")
         if not _SHA256.fullmatch(self.sha256):

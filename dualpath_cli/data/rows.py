@@ -127,7 +127,7 @@ def read_rows(
     on_read: OnRead,
     size: int,
 ) -> Iterator[Rows]:
-    """Yields a file's rows, about `size` bytes at a time; a longer row goes alone.
+    """Yields a file's rows, about `size` bytes at a time; a longer row goes by itself.
 
     The columns `fields` of a Parquet file must be there; `optional` ones are read if
     they are. The division into batches depends on the file and `size` only. Raises

@@ -200,7 +200,7 @@ class Parser(ArgumentParser):
         )
 
     def _stray(self, argument: str) -> str:
-        """The message for an argument that is no option's value."""
+        """The message for an argument that is not an option's value."""
         others = self.arguments or ()
         way_out = "a value follows its option, as --help says"
         if self.subject and not any(text.startswith(self.subject) for text in others):
@@ -213,7 +213,7 @@ class Parser(ArgumentParser):
         annotation = None if action is None else type_of(action)
         name = self.name_of(key)
         wanted = describe(annotation)
-        # On a command line null is no value: the option is left out.
+        # On a command line null is not a value: the option is left out.
         if name.startswith("--"):
             wanted = wanted.removesuffix(" or null")
 
@@ -337,7 +337,7 @@ def build(cls: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
     """Returns the dataclass with these values; nested dataclasses are given as
     mappings.
 
-    Types are not converted: 2.0 and `true` are no whole numbers, and 3 is no text.
+    Types are not converted: 2.0 and `true` are not whole numbers, and 3 is not text.
     `prefix` is the text before keys in messages.
     """
     parser = reader_of(cls)  # type: ignore[arg-type]

@@ -167,7 +167,7 @@ def parse_recipe(text: str, name: str) -> Recipe:
         raise UserError(f"recipe {name}{where} cannot be read: {reason}") from None
 
     if not isinstance(content, dict):  # content of any kind and size: not quoted
-        fault = "is empty" if content is None else "is no mapping"
+        fault = "is empty" if content is None else "is not a mapping"
         raise UserError(
             f"recipe {name} {fault}; give sections, such as model: {{n_layers: 4}}"
         )
@@ -224,7 +224,7 @@ class Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Puts quotes around a text that `Loader`, or PyYAML alone, would read as something
+    """Puts quotes around a text that `Loader`, or PyYAML, would read as something
     else."""
 
 

@@ -54,7 +54,7 @@ class StepLoops:
     """The number of loops of each optimizer step: set by its phase, or drawn from
     several.
 
-    It depends on step and seed alone, so that ranks, micro-batches and continued runs
+    It depends only on step and seed, so that ranks, micro-batches and continued runs
     agree.
     """
 
@@ -148,7 +148,7 @@ def micro_batches(batch_tokens: int, length: int, ranks: int, micro_batch: int) 
         divisors = [n for n in range(1, micro_batch) if sequences % n == 0]
         way_out = f"--run.micro_batch {max(divisors)}"
     raise UserError(
-        f"run.batch_tokens={batch_tokens} is no multiple of {unit}: {length} tokens "
+        f"run.batch_tokens={batch_tokens} is not a multiple of {unit}: {length} tokens "
         f"times {ranks} devices times run.micro_batch={micro_batch}; {way_out} fits"
     )
 

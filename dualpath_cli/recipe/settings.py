@@ -484,7 +484,7 @@ def settings_from(recipe: Recipe) -> Settings:
 def check_sections(recipe: Recipe) -> None:
     """Raises UserError unless a recipe's sections are mappings; ignores their content.
 
-    The name of a command's option is no section, though the command's parser accepts
+    The name of a command's option is not a section, though the command's parser accepts
     it.
     """
     for name, content in recipe.items():

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 ValueFormat = str | Callable[[Any], str]
 
-LOG_WIDTH = 100  # characters in a line of a caption if the output is no terminal
+LOG_WIDTH = 100  # characters in a line of a caption if the output is not a terminal
 WIDEST = 10_000  # characters of the widest table
 
 

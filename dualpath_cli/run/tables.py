@@ -122,9 +122,9 @@ class TableRow(dict[str, str]):
 def read_csv(path: Path, needed: Collection[str] = ()) -> list[TableRow]:
     """The rows of a CSV file; none if it is missing or empty.
 
-    A last line without its end is no row: the machine died while writing it. Raises
-    UserError for a file that is no text, without one of the columns `needed`, or with a
-    row of other length.
+    A last line without its end is not a row: the machine died while writing it. Raises
+    UserError for a file that is not text, lacks one of the columns `needed`, or has a
+    row of another length.
     """
     text = read_text(path, WAY_OUT) if path.exists() else ""
     lines = list(io.StringIO(text.removeprefix(BYTE_ORDER_MARK), newline=""))

@@ -270,7 +270,9 @@ class ModelConfig:
 
         start = self.document_start
         if start is not None and start >= self.vocab_size:
-            yield f"document_start={start} is no token of vocab_size={self.vocab_size}"
+            yield (
+                f"document_start={start} is not a token of vocab_size={self.vocab_size}"
+            )
 
         yield from _unknown("gate", self.gate, GATE_OUTPUTS)
         yield from _unknown("combination", self.combination, COMBINATIONS)

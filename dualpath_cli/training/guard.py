@@ -18,7 +18,7 @@ SkipReason = Literal["loss", "gradient", "outlier"]
 
 # steps until all matrices must have a gradient; late behind a matrix of zeros
 PATIENCE = 5
-# steps in the running mean of the norm; the first HISTORY steps are no outliers
+# steps in the running mean of the norm; the first HISTORY steps are not outliers
 HISTORY = 100
 
 

@@ -173,7 +173,7 @@ def _own_run(
     older = find_run(start)
     if older.folder.resolve() != folder.resolve():
         raise UserError(
-            f"--ckpt-path '{start}' is no checkpoint of {folder}; to start from its "
+            f"--ckpt-path '{start}' is not a checkpoint of {folder}; to start from its "
             f"weights, give --run.init_from '{start}'"
         )
     # Once: the same words, repeated after an interruption, continue from the newest
@@ -188,7 +188,7 @@ def _own_run(
 
 def fresh(checked: CheckedRecipe) -> TrainingLaunch:
     """A run that begins at step 0, with random weights or those of run.init_from."""
-    # Here alone: a run that began with such a value keeps it.
+    # Only here: a run that began with such a value keeps it.
     check_effect(checked.settings)
 
     weights = init_from = None

@@ -75,7 +75,7 @@ def train_step(module: StepState, batch: TokenBatch) -> torch.Tensor:
         module.check_gradients()
     else:
         module.bad_step = BadStep(reason, torch.stack(losses).float().mean())
-        optimizer.zero_grad()  # the optimizer leaves weights without a gradient alone
+        optimizer.zero_grad()  # the optimizer skips weights without a gradient
 
     grows = module.step_loops is not None
     with freeze_later_loops(model, module.most_loops) if grows else nullcontext():

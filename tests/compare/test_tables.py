@@ -173,14 +173,14 @@ def difference(**changes: float) -> Difference:
     ("margin", "p", "p_holm", "verdict"),
     [
         (None, 0.01, 0.04, "better"),
-        (None, 0.01, 0.06, "better, alone; undecided among all"),
+        (None, 0.01, 0.06, "better, uncorrected; undecided among all"),
         (None, 0.06, 0.2, "undecided"),
         (0.19, 0.01, 0.04, "better"),  # the 90 % interval ends at -0.19
         (0.2, 0.01, 0.04, "better, by less than matters"),
         (0.2, 0.01, math.nan, "better, by less than matters"),
         (0.2, 0.01, 0.06, "no difference that matters"),
         (0.2, 0.06, 0.06, "no difference that matters"),
-        (0.18, 0.01, 0.06, "better, alone; undecided among all"),
+        (0.18, 0.01, 0.06, "better, uncorrected; undecided among all"),
         (0.2, math.nan, math.nan, BLOCKS),
     ],
 )

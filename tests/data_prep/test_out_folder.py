@@ -49,7 +49,7 @@ def test_a_strangers_file_in_a_data_folder_is_not_deleted(ask, out, tmp_path):
     (out / "notes").mkdir()
     (out / "notes" / "thesis.tex").write_text("mine")
     other = ask(write_jsonl(tmp_path / "b.jsonl", TEXTS))
-    with pytest.raises(UserError, match=r"holds 'notes/thesis.tex', which is no data"):
+    with pytest.raises(UserError, match=r"holds 'notes/thesis.tex', which is not data"):
         prepare(other, overwrite=True)
     assert (out / "notes" / "thesis.tex").exists()
 

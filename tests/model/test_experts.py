@@ -253,7 +253,7 @@ def test_under_autocast_products_are_in_its_type_and_near_the_equations():
         ),
         ({"n_experts": [4, 4, 4]}, "n_experts lists 3 numbers for n_layers=2 layers"),
         ({"n_experts": -1}, "n_experts must be at least 0, not -1"),
-        ({"document_start": 17}, "document_start=17 is no token of vocab_size=17"),
+        ({"document_start": 17}, "document_start=17 is not a token of vocab_size=17"),
     ],
 )
 def test_impossible_models_are_refused(changes, problem):

@@ -78,7 +78,7 @@ def parameters_on_meta(config: ModelConfig) -> int:
 
 
 def leaves(recipe: Recipe, above: str = "") -> dict[str, Any]:
-    """Every value that is no mapping, by its dotted key."""
+    """Every value that is not a mapping, by its dotted key."""
     found: dict[str, Any] = {}
     for key, value in recipe.items():
         if isinstance(value, dict):

@@ -165,7 +165,7 @@ _MARKS = re.compile(r"[^\w\s,;/()=%+'.-]|\.(?=[A-Za-z])|(?<![^\W_])_|_(?![^\W_])
 def as_text(value: str) -> str:
     """A value from anybody on one line, which Markdown and HTML show as it is.
 
-    Marks become `&#NUMBER;`, also in tables; an underscore within a word is no mark.
+    Marks become `&#NUMBER;`, also in tables; an underscore within a word is not a mark.
     """
     plain = "".join(c if c.isprintable() else " " for c in value)
 

@@ -132,7 +132,7 @@ class TokenTable:
             columns["experts"] = _lists(experts, np.int32)
             columns["expert_weights"] = _lists(expert_weights)
 
-        # A sequence alone would be a small group of rows: they are written together.
+        # A single sequence would be a small group of rows: they are written together.
         rows = pa.RecordBatch.from_pydict(columns, schema=self._file.schema)
         self._pending.append(rows)
         self._pending_rows += len(rows)
