@@ -313,10 +313,10 @@ def _accuracy_and_bits(report: Report, task: str) -> tuple[Score | None, Score |
 def _score(report: Report, task: str, metric: str) -> Score | None:
     """A metric in the harness's report; None if the task has no such metric."""
     scores = report["results"][task]
-    value = scores.get(f"{metric},none")
-    if value is None:
+    if f"{metric},none" not in scores:
         return None
 
+    value = scores[f"{metric},none"]
     error = scores[f"{metric}_stderr,none"]
     if error == "N/A":
         error = None

@@ -156,7 +156,8 @@ def test_the_page_of_the_row_says_what_its_commands_print(
     share = re.search(r"share: ([\d.]+)", capsys.readouterr().out)[1]
     text = " ".join(lines)
     percent = {"row": f"{float(share):.0%}", "row_256": f"{float(share):.1%}"}[name]
-    shown = f"{percent.replace('%', ' %')} of 10,000 simulated designs ({share})"
+    percent = percent.replace("%", " %")
+    shown = f"{percent} of 10,000 simulated designs ({float(share):.3f})"
     assert shown in text.replace("In ", "")
     row.seeds(study, "a50_k1:expanded_k2")
     level = {"row": "90", "row_256": "95"}[name]
@@ -197,7 +198,7 @@ def test_runs_that_began_out_of_the_preregistered_order_are_named_on_the_page():
         for number, row in enumerate(rows)
         if any(later < places[number] for later in places[number + 1 :])
     }
-    page = (STUDY.parent / "study.md").read_text(encoding="utf-8")
+    page = " ".join((STUDY.parent / "study.md").read_text(encoding="utf-8").split())
     assert early == {("expanded", "20"), ("k1", "22")}
     assert all(f"`{sweep}` at seed {seed} (two rates)" in page for sweep, seed in early)
 
