@@ -99,7 +99,11 @@ def test_each_run_began_after_its_commit_which_has_todays_declaration(study):
 @whole_clone
 @pytest.mark.parametrize(
     ("name", "seeds", "units"),
-    [("row", range(14, 28), "bf16"), ("row_256", range(4), "NVIDIA H")],
+    [
+        ("row", range(14, 28), "bf16"),
+        ("row_256", range(4), "NVIDIA H"),
+        ("loops", range(28, 38), ""),
+    ],
 )
 def test_runs_are_of_the_preregistered_seeds_and_began_after_the_preregistration(
     name, seeds, units, study
