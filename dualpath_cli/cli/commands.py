@@ -33,11 +33,6 @@ class Command:
         return self.varies or self.launch is not None
 
 
-def _alone(name: str, purpose: str, options: str) -> Command:
-    """A command without a launch, whose `run` is in the module of its options."""
-    return Command(name, purpose, options, run=f"{options.partition(':')[0]}:run")
-
-
 _ABLATION = "dualpath_cli.study.ablation"
 _ROUTING = "dualpath_cli.study.routing"
 

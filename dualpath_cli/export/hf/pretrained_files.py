@@ -290,12 +290,7 @@ class Files:
 
         heads = of_layers.get("attention.head_count")
         width = of_layers.get("embedding_length")
-        sizes = (
-            "attention.key_length",
-            "attention.value_length",
-            "rope.dimension_count",
-        )
-        for name in sizes:
+        for name in SIZES_OF_GGUF:
             size = of_layers.get(name)
             if size is not None and heads and size * heads != width:
                 raise UserError(
