@@ -38,8 +38,8 @@ class Sweep:
     writes a recipe for each run, shows the cost, and trains with --yes. The same
     command continues an interrupted sweep. Lists are separated by commas.
 
-      dualpath sweep --config quickstart --budget 1M --alphas 50 --loops 3 --seeds 3 \\
-          --out sweeps/first
+      dualpath sweep --config quickstart --budget 1M --alphas 50 --loops 3 \\
+          --seeds 3 --out sweeps/first
     """
 
     config: tuple[Place, ...] = field(metadata={"each": True})
