@@ -76,40 +76,20 @@ def starts(out: Path) -> dict[str, list[str]]:
     }
 
 
+SMALL = "--budget 100K --alphas 50 --loops 2"
+"""The options of a sweep over small models."""
+
+
 def asked(folder: Path, *words: str, **sections: Any) -> Design:
     """A sweep of PureWide, PureLoop and a dual model; later words win."""
     recipe = write_recipe(folder, **sections)
-    plain = [
-        "--config",
-        str(recipe),
-        "--budget",
-        "100K",
-        "--alphas",
-        "50",
-        "--loops",
-        "2",
-        "--out",
-        str(folder / "sweep"),
-        "--seeds",
-        "2",
-    ]
+    plain = f"--config {recipe} {SMALL} --out {folder}/sweep --seeds 2".split()
     found = read_arguments(COMMANDS["sweep"], [*plain, *words])
     line = found.over(found.recipes)
     return request.read_request(line.options, line.recipe)
 
 
-WORDS = [
-    "--budget",
-    "100K",
-    "--alphas",
-    "50",
-    "--loops",
-    "2",
-    "--seeds",
-    "2",
-    "--tflops",
-    "0.01",
-]
+WORDS = f"{SMALL} --seeds 2 --tflops 0.01".split()
 
 
 def start(run: PlannedRun, slot: int, jobs: int) -> Any:

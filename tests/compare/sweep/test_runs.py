@@ -22,7 +22,7 @@ from dualpath_cli.recipe import recipes
 from dualpath_cli.recipe.settings import settings_from
 from dualpath_cli.report.console import plain_console
 from dualpath_cli.spec.own_checks import hashes
-from tests.compare.sweep.conftest import asked, starts, write_recipe
+from tests.compare.sweep.conftest import SMALL, asked, starts, write_recipe
 
 
 def test_lists_are_separated_by_commas_and_each_value_counts_once(tmp_path):
@@ -111,24 +111,8 @@ def test_each_configuration_is_checked_before_anything_is_trained(
     data = {"path": str(texts / "train"), "val": {"held_out": str(texts / "val.jsonl")}}
     recipe = write_recipe(tmp_path, data=data | {"max_epochs": None})
     out = tmp_path / "sweep"
-    words = [
-        "--config",
-        str(recipe),
-        "--out",
-        str(out),
-        "--budget",
-        "100K",
-        "--alphas",
-        "50",
-        "--loops",
-        "2",
-        "--controls",
-        "none",
-        "--seeds",
-        "1",
-        "--set",
-        varied,
-    ]
+    fixed = f"--config {recipe} --out {out} {SMALL} --controls none --seeds 1"
+    words = [*fixed.split(), "--set", varied]
     assert main(["sweep", *words, "--slurm"]) == 2
     assert not out.exists()
     assert said in capsys.readouterr().err

@@ -24,7 +24,7 @@ from dualpath_cli.compare.sweep import command, runner
 from dualpath_cli.compare.sweep.request import LOCK
 from dualpath_cli.compare.sweep.runs import PlannedRun
 from dualpath_cli.run.tables import read_csv
-from tests.compare.sweep.conftest import SWEEP, starts, write_recipe
+from tests.compare.sweep.conftest import SMALL, SWEEP, starts, write_recipe
 
 
 def test_rates_are_an_axis_and_a_run_whose_numbers_go_wrong_is_an_answer(
@@ -361,22 +361,8 @@ def test_a_sweep_plans_trains_and_ends(where, texts, tmp_path, output_of, monkey
     val = {"held_out": str(texts / "val.jsonl")}
     recipe = write_recipe(tmp_path, data={"path": str(texts / "train"), "val": val})
     out = tmp_path / "sweep"
-    words = [
-        "sweep",
-        "--config",
-        recipe,
-        "--budget",
-        "100K",
-        "--alphas",
-        "50",
-        "--loops",
-        "2",
-        "--controls",
-        "wide",
-        "--yes",
-        "--out",
-        out,
-    ]
+    options = f"--config {recipe} {SMALL} --controls wide --yes --out {out}"
+    words = ["sweep", *options.split()]
     said = output_of(*words, "--seeds", "1")
     assert "--tflops" in said
     assert said.splitlines()[-1] == f"next: dualpath compare {out}"
