@@ -1,8 +1,8 @@
 """Keys and values of earlier tokens; positions and masks of those that follow.
 
 Exact: the steps of a deep path share weights, not states, so that each step has
-different keys and values, and a dual layer keeps K + 1 of both. `Intervention.kv_slots`
-keeps fewer.
+different keys and values, and a dual layer keeps K + 1 of both; a layer of the core
+keeps them for each repetition. `Intervention.kv_slots` keeps fewer.
 
 Shapes: B batch, T positions of a pass, S positions including earlier passes, C
 positions of capacity, R some rows of the batch, H heads, N head size, K loops.
@@ -10,6 +10,7 @@ positions of capacity, R some rows of the batch, H heads, N head size, K loops.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Protocol
 
 import torch
@@ -17,19 +18,18 @@ import torch.nn.functional as F
 
 from dualpath_cli.kernels.attention import Mask
 from dualpath_cli.kernels.rotary import Rope
-from dualpath_cli.model.layer_pass import SublayerPass
+from dualpath_cli.model.layer_pass import KeyValuePair, SublayerPass
 from dualpath_cli.model.positions import Positions, rope_at
 from dualpath_cli.spec.config import LayerConfig, ModelConfig
 from dualpath_cli.spec.intervention import LEARNED, Intervention
 
-Pair = tuple[torch.Tensor, torch.Tensor]  # keys and values
 UNWRITTEN = -2  # document number of positions that are not written yet
 
 
 class KeysAndValues(Protocol):
     """The interface of a cache for attention."""
 
-    def append(self, k_BTHN: torch.Tensor, v_BTHN: torch.Tensor) -> Pair:
+    def append(self, k_BTHN: torch.Tensor, v_BTHN: torch.Tensor) -> KeyValuePair:
         """Adds keys and values of T tokens; returns those of all S tokens so far, (B,
         S, H, N)."""
 
@@ -58,7 +58,7 @@ class KeyValueCache:
     keys: torch.Tensor | None = None
     values: torch.Tensor | None = None  # (B, H, C, N)
 
-    def append(self, k_BTHN: torch.Tensor, v_BTHN: torch.Tensor) -> Pair:
+    def append(self, k_BTHN: torch.Tensor, v_BTHN: torch.Tensor) -> KeyValuePair:
         """Writes keys and values of a pass; returns those of all S tokens so far, (B,
         S, H, N).
 
@@ -115,7 +115,7 @@ class RowsOfCache:
     cache: KeyValueCache
     rows: torch.Tensor
 
-    def append(self, k_R1HN: torch.Tensor, v_R1HN: torch.Tensor) -> Pair:
+    def append(self, k_R1HN: torch.Tensor, v_R1HN: torch.Tensor) -> KeyValuePair:
         """Writes one token's keys and values in each row; returns the rows' so far, (R,
         S, H, N).
 
@@ -129,7 +129,7 @@ class RowsOfCache:
         v_RHSN = values_BHCN[:, :, :stop].index_select(0, self.rows)
         return k_RHSN.transpose(1, 2), v_RHSN.transpose(1, 2)
 
-    def write(self, k_R1HN: torch.Tensor, v_R1HN: torch.Tensor) -> Pair:
+    def write(self, k_R1HN: torch.Tensor, v_R1HN: torch.Tensor) -> KeyValuePair:
         """Writes one token's keys and values in each row; returns the whole cache, (B,
         H, C, N)."""
         keys = self.cache.keys
@@ -150,7 +150,7 @@ class CachedSublayerPass(SublayerPass):
 
     cache: KeysAndValues | None = None
 
-    def seen(self, k_BTHN: torch.Tensor, v_BTHN: torch.Tensor) -> Pair:
+    def seen(self, k_BTHN: torch.Tensor, v_BTHN: torch.Tensor) -> KeyValuePair:
         """Adds keys and values to the cache, and returns those of all tokens so far."""
         if self.cache is None:
             return k_BTHN, v_BTHN
@@ -159,8 +159,8 @@ class CachedSublayerPass(SublayerPass):
 
 @dataclass
 class LayerCache:
-    """The caches of a layer: of its wide path, and the slots of its deep path's
-    steps."""
+    """The caches of an application of a layer: of its wide path, and the slots of its
+    deep path's steps."""
 
     wide: KeysAndValues
     deep: list[KeysAndValues] = field(default_factory=list)
@@ -197,7 +197,8 @@ class Cache:
         self.static = static
 
         self.span = CacheSpan()
-        self.layers: list[LayerCache] = []
+        self.layers: list[list[LayerCache]] = []
+        """Of each layer, by repetition of the core; one of layers outside."""
         self.length = 0  # S, the positions seen so far, padding included
         self.intervention: Intervention | None = None  # of all passes but drafts
         self.documents_BS: torch.Tensor | None = None
@@ -249,27 +250,46 @@ class Cache:
         """Makes an empty cache for each layer, with slots for the steps that it
         runs."""
         self.layers = []
+        _, core, _ = self.config.stretches
         for number, layer in enumerate(self.config.layers):
-            wide, *deep = (
-                KeyValueCache(self.span, self.capacity)
-                for _ in range(1 + self._slots(number, layer))
-            )
-            self.layers.append(LayerCache(wide, list(deep)))
+            repetitions = self._repetitions() if number in core else 1
+            slots = self._slots(number, layer)
+            caches = [self._empty_cache(slots) for _ in range(repetitions)]
+            self.layers.append(caches)
+
+    def at(self, number: int, repetition: int) -> LayerCache:
+        """The cache of a layer in a repetition of the core, both from 0."""
+        caches = self.layers[number]
+        return caches[repetition % len(caches)]
+
+    def _empty_cache(self, slots: int) -> LayerCache:
+        wide, *deep = (
+            KeyValueCache(self.span, self.capacity) for _ in range(1 + slots)
+        )
+        return LayerCache(wide, list(deep))
+
+    def _repetitions(self) -> int:
+        """The number of caches of a layer in the core."""
+        change = self.intervention
+        if change is None:
+            return self.config.core_loops
+
+        repetitions = change.core_loops or self.config.core_loops
+        return min(repetitions, change.kv_slots or repetitions)
 
     def _slots(self, number: int, layer: LayerConfig) -> int:
-        """The number of caches of a layer's deep path."""
+        """The number of caches of a layer's deep path in one application."""
         change = None
         if self.intervention is not None:
             change = self.intervention.within(number)
 
         slots = 0 if layer.block == "wide" else layer.loops
-        if change is None:
-            return slots
-        if slots and change.loops:
-            slots = change.loops
-        if change.kv_slots is not None:
-            slots = min(slots, change.kv_slots)
-        return slots
+        if slots and change is not None:
+            slots = change.loops or slots
+            slots = min(slots, change.kv_slots or slots)
+
+        shared = layer.step_kv == "first"
+        return min(slots, 1) if shared else slots
 
     def select(self, rows: Sequence[int]) -> None:
         """Keeps these sequences of the batch, in this order; one may be repeated."""
@@ -327,7 +347,7 @@ class Cache:
         return self.documents_BS
 
     def _caches(self) -> Iterator[KeyValueCache]:
-        for layer in self.layers:
+        for layer in chain.from_iterable(self.layers):
             for cache in (layer.wide, *layer.deep):
                 assert isinstance(cache, KeyValueCache)
                 yield cache

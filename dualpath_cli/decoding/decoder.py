@@ -221,7 +221,8 @@ class Decoder:
         passes."""
         cache = self._cache
         assert cache is not None
-        here = DecodingPass(self._draft if drafting else self._intervention, cache)
+        intervention = self._draft if drafting else self._intervention
+        here = DecodingPass(intervention=intervention, cache=cache)
         like = self.model.embed.weight
         positions = here.positions(self.model.config, ids_BT, like)
         inputs: list[Any] = [ids_BT, cache.span.places, *positions.rope, positions.mask]
@@ -305,6 +306,9 @@ class JoinedAttention(Attention):
 
     def forward(self, x_BTD: torch.Tensor, here: SublayerPass) -> torch.Tensor:
         """Maps (B, T, D) to (B, T, D)."""
+        if here.shared is not None:
+            return super().forward(x_BTD, here)
+
         widths = [part.out_features for part in (self.q_proj, self.k_proj, self.v_proj)]
         q_BTC, k_BTC, v_BTC = F.linear(x_BTD, self.joined).split(widths, -1)
         q_BTHN = self._rotated_and_normed(q_BTC, self.q_norm, here.positions.rope)
@@ -338,7 +342,8 @@ def join_products(model: nn.Module) -> None:
     Parameters become views of the joined weights: memory and names stay the same.
     """
     for module in model.modules():
-        if type(module) not in JOINED:
+        shares_kv = isinstance(module, Attention) and not module.own_kv
+        if type(module) not in JOINED or shares_kv:
             continue
 
         module.__class__, names = JOINED[type(module)]

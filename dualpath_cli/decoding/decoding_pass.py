@@ -25,9 +25,11 @@ from dualpath_cli.decoding.cache import (
     rows_of,
 )
 from dualpath_cli.model.block import WidePath
-from dualpath_cli.model.deep_path import DeepPath, mixture
+from dualpath_cli.model.combinations import mixture
+from dualpath_cli.model.core import Core
+from dualpath_cli.model.deep_path import DeepPath
 from dualpath_cli.model.language_model import DualPathLM
-from dualpath_cli.model.layer_pass import LayerPass, ModelPass
+from dualpath_cli.model.layer_pass import CorePass, LayerPass, ModelPass, Repeat
 from dualpath_cli.model.positions import Positions
 from dualpath_cli.model.routing import RoutingTrace
 from dualpath_cli.model.sublayer import Scales, Sublayer
@@ -56,6 +58,7 @@ def leave_early(
     # A token stops once at most this mass remains; None: no token stops.
     threshold = None if layer.intervention is None else layer.intervention.halting
 
+    shared = path.shared_keys_and_values(x_BTD, layer)
     active_BT1 = torch.ones_like(x_BTD[..., :1], dtype=torch.bool)
     if awake_BT1 is not None:
         active_BT1 = awake_BT1
@@ -70,10 +73,12 @@ def leave_early(
     for k, step_index in enumerate(step_indices, 1):
         if by_rows:
             active_B = active_BT1[:, 0, 0]
-            scales = path.scales(k)
-            h_BTD = only_some(path.sublayer, h_BTD, active_B, scales, layer.step(k))
+            scales = path.scales(k, layer)
+            here = replace(layer.step(k), shared=shared)
+            h_BTD = only_some(path.sublayer_of(k), h_BTD, active_B, scales, here)
         else:
-            h_BTD = torch.where(active_BT1, path.next_state(h_BTD, k, layer), h_BTD)
+            next_BTD = path.next_state(h_BTD, k, layer, shared)
+            h_BTD = torch.where(active_BT1, next_BTD, h_BTD)
         states.append(h_BTD)
         taken.append(active_BT1)
         weights.append(remaining_BT1)
@@ -108,6 +113,56 @@ def leave_early(
     return mixture(weights, states)
 
 
+def leave_core_early(
+    core: Core, e_BTD: torch.Tensor, repeat: Repeat, here: CorePass, cached: bool
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Runs the core with per-token early exit; returns output and states, (B, T, D).
+
+    The layers of later repetitions leave a token that has stopped as it is; its last
+    repetition gets the remaining mass. With a cache all repetitions run: a later token
+    may take more, and needs the keys and values.
+    """
+    assert here.halting is not None
+    step_indices = core.step_indices(here.loops)
+    loops = len(step_indices)
+
+    x_BTD = e_BTD  # x_0
+    active_BT1 = torch.ones_like(e_BTD[..., :1], dtype=torch.bool)
+    remaining_BT1 = torch.ones_like(e_BTD[..., :1])  # pi_1
+    states = []
+    taken = []
+    weights = []
+    for r, step_index in enumerate(step_indices, 1):
+        if r > 1:
+            injected_BTD = core.injected(x_BTD, e_BTD)
+            x_BTD = torch.where(active_BT1, injected_BTD, x_BTD)
+        x_BTD = repeat(x_BTD, r - 1, active_BT1)
+        states.append(x_BTD)
+        taken.append(active_BT1)
+        weights.append(remaining_BT1)
+        if r == loops:
+            break
+
+        with torch.autocast(x_BTD.device.type, enabled=False):
+            h_BTD = x_BTD.to(core.router.weight.dtype)
+            q_BT1 = core.router.step_probability(h_BTD, step_index)
+        left_BT1 = remaining_BT1 * (1 - q_BT1)
+        active_BT1 = active_BT1 & (left_BT1 > here.halting)
+        weights[-1] = torch.where(active_BT1, remaining_BT1 * q_BT1, remaining_BT1)
+        remaining_BT1 = torch.where(active_BT1, left_BT1, 0)
+
+        counted_BT1 = active_BT1  # the tokens that keep the loop running
+        if here.token_mask is not None:
+            counted_BT1 = active_BT1 & here.token_mask[..., None]
+        if not cached and not counted_BT1.any():
+            weights[-1] = weights[-1] + remaining_BT1  # of tokens that do not count
+            break
+
+    if here.trace is not None:
+        here.trace.record_steps(e_BTD, states, weights, loops, taken)
+    return mixture(weights, states), states
+
+
 def _keep_later_steps(
     path: DeepPath,
     layer: "DecodingLayerPass",
@@ -120,18 +175,23 @@ def _keep_later_steps(
 
     Those of a token's last state serve all its later steps.
     """
+    if path.config.step_kv == "first":
+        return  # all tokens have those of the first step
+
     assert layer.cache is not None
     stops_B = stops_B11[:, 0, 0]
     caches = [layer.cache.step(step - 1) for step in range(k, loops + 1)]
-    sublayer = path.sublayer
     positions = layer.positions
 
-    steps_are_alike = path.config.step_conditioning == "none"
-    if steps_are_alike:
-        keep(sublayer, h_B1D, stops_B, path.scales(k), positions, caches)
-    else:
-        for step, cache in enumerate(caches, k):
-            keep(sublayer, h_B1D, stops_B, path.scales(step), positions, [cache])
+    filmed = path.config.step_conditioning == "film"
+    if not filmed and not path.config.untied_steps:
+        scales = path.scales(k, layer)
+        keep(path.sublayer_of(k), h_B1D, stops_B, scales, positions, caches)
+        return
+
+    for step, cache in enumerate(caches, k):
+        scales = path.scales(step, layer)
+        keep(path.sublayer_of(step), h_B1D, stops_B, scales, positions, [cache])
 
 
 def _weights_of_awake(
@@ -169,10 +229,15 @@ def only_some(
         y_B1D: torch.Tensor = sublayer(x_B1D, scales, here)
         return y_B1D
 
-    assert isinstance(here.cache, KeyValueCache)
-    cache = RowsOfCache(here.cache, rows_R)
+    cache = shared = None
+    if here.shared is None:
+        assert isinstance(here.cache, KeyValueCache)
+        cache = RowsOfCache(here.cache, rows_R)
+    else:
+        k_BSHN, v_BSHN = here.shared
+        shared = (k_BSHN[rows_R], v_BSHN[rows_R])
     positions = rows_of(here.positions, rows_R)
-    here_R = replace(here, positions=positions, cache=cache)
+    here_R = replace(here, positions=positions, cache=cache, shared=shared)
     y_R1D = sublayer(x_B1D[rows_R], scales, here_R)
     return x_B1D.index_copy(0, rows_R, y_R1D)
 
@@ -189,8 +254,8 @@ def keep(
     (rows_R,) = chosen_B.nonzero(as_tuple=True)
     if len(rows_R) == 0:
         return
-    x_R1D = scales.attn_input(sublayer.attn_norm(x_B1D[rows_R]))
-    k_R1HN, v_R1HN = sublayer.attn.keys_and_values(x_R1D, rows_of(positions, rows_R))
+    positions_R = rows_of(positions, rows_R)
+    k_R1HN, v_R1HN = sublayer.keys_and_values(x_B1D[rows_R], scales, positions_R)
     for cache in caches:
         assert isinstance(cache, KeyValueCache)
         RowsOfCache(cache, rows_R).write(k_R1HN.to(v_R1HN.dtype), v_R1HN)
@@ -254,7 +319,9 @@ def forward(
         token_mask=token_mask,
         embeds=embeds,
         head=head,
-        model_pass=DecodingPass(intervention, cache, attention_mask),
+        model_pass=DecodingPass(
+            intervention=intervention, cache=cache, attention_mask=attention_mask
+        ),
     )
     return logits
 
@@ -325,10 +392,19 @@ class DecodingPass(ModelPass):
         cache = Cache(config) if self.cache is None else self.cache
         return positions_in_cache(config, tokens, self.attention_mask, cache, like)
 
-    def layer(self, number: int, plain: LayerPass) -> LayerPass:
+    def layer(self, number: int, repetition: int, plain: LayerPass) -> LayerPass:
         """A pass with the layer's part of the cache."""
-        cache = None if self.cache is None else self.cache.layers[number]
+        cache = None if self.cache is None else self.cache.at(number, repetition)
         return DecodingLayerPass(**vars(plain), cache=cache)
+
+    def run_core(
+        self, core: nn.Module, e_BTD: torch.Tensor, repeat: Repeat, here: CorePass
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """The output and the states of the core, (B, T, D) each."""
+        assert isinstance(core, Core)
+        if here.halting is None or not core.config.routes_core:
+            return super().run_core(core, e_BTD, repeat, here)
+        return leave_core_early(core, e_BTD, repeat, here, self.cache is not None)
 
 
 @dataclass
@@ -350,7 +426,12 @@ class DecodingLayerPass(LayerPass):
         skips = self.intervention is not None and self.intervention.skip is not None
         trace = None if skips else self.trace  # not all tokens take experts
         return CachedSublayerPass(
-            self.positions, self.auxiliary, trace, self.intervention, self.draws, cache
+            self.positions,
+            self.auxiliary,
+            trace,
+            self.intervention,
+            self.draws,
+            cache=cache,
         )
 
     def step(self, k: int) -> CachedSublayerPass:
@@ -386,7 +467,7 @@ class DecodingLayerPass(LayerPass):
         assert self.cache is not None
         assert isinstance(path, WidePath)
         awake_B = awake_BT1[:, 0, 0]
-        scales = path.scales()
+        scales = path.scales(self)
         # A token that skips the path still has keys and values for later ones.
         keep(path.sublayer, x_BTD, ~awake_B, scales, self.positions, [self.cache.wide])
         return only_some(path.sublayer, x_BTD, awake_B, scales, self.wide())

@@ -14,6 +14,11 @@ A wide path of n experts of width H, with k for each token, has 6 k d H + 2 d n 
 SwiGLU. A layer adds the gate (4 d) and, in every deep step but the last, the router (2
 (d + 1)). A custom gate or combination adds the FLOPs that its class declares; its
 parameters are counted from a module of the class.
+
+Steps that share the keys and values of the first (`step_kv`) have 4 d^2 for their
+projections, and steps without a feed-forward have no SwiGLU. A layer of the core counts
+R times, with the core's router, and its `linear` injection (4 d^2), in every repetition
+but one.
 """
 
 from collections import Counter
@@ -44,16 +49,21 @@ class LayerFlops:
     """The router's matrix in K - 1 steps; the last step takes the remaining mass
     without it. For a custom combination, the FLOPs that its class declares."""
     attention_scores: int  # QK^T and AV of every pass, causal
+    injection: int = 0  # the matrix that joins the core's input to its state
 
     @property
     def linear_total(self) -> int:
-        """F_M in the paper: deep + wide + gate."""
-        return self.deep + self.wide + self.gate
+        """F_M in the paper: deep + wide + gate; also the injection."""
+        return self.deep + self.wide + self.gate + self.injection
 
     @property
     def total(self) -> int:
         """Linear FLOPs, router and attention scores."""
         return self.linear_total + self.router + self.attention_scores
+
+    def times(self, n: int) -> "LayerFlops":
+        """Those of n applications."""
+        return LayerFlops(**{part: n * flops for part, flops in asdict(self).items()})
 
     def as_dict(self) -> dict[str, int]:
         return {**asdict(self), "linear_total": self.linear_total, "total": self.total}
@@ -75,15 +85,28 @@ def passes(kind: BlockKind, loops: int) -> int:
     return {"wide": 1, "loop": loops, "dual": loops + 1}[kind]
 
 
+def deep_flops(loops: int, projections: int, shared_kv: int = 0, ffn: int = 0) -> int:
+    """FLOPs of the K steps of a deep path for one token.
+
+    `projections` and `ffn` are those of one step; `shared_kv` is the part of the
+    projections that only the first step has.
+    """
+    return loops * (projections + ffn) - (loops - 1) * shared_kv
+
+
+def kv_flops(d_model: int, n_heads: int, n_kv_heads: int) -> int:
+    """FLOPs of the key and value projections for one token."""
+    return 4 * d_model**2 * n_kv_heads // n_heads
+
+
 def layer_flops(layer: LayerConfig, seq_len: int | None = None) -> LayerFlops:
-    """Forward FLOPs per token of a layer; ``seq_len`` defaults to max_seq_len."""
+    """Forward FLOPs per token of one application of a layer.
+
+    ``seq_len`` defaults to max_seq_len.
+    """
     d = layer.d_model
     kind = layer.block
     projections = projection_flops(d, layer.n_heads, layer.n_kv_heads)
-
-    def sublayer(d_ffn: int | None) -> int:
-        assert d_ffn is not None  # ModelConfig refuses a path without a width
-        return projections + 6 * d * layer.effective_width(d_ffn)
 
     # With experts: those that a token chooses, and the matrix of the choice.
     wide = 0
@@ -92,17 +115,39 @@ def layer_flops(layer: LayerConfig, seq_len: int | None = None) -> LayerFlops:
         choice = 2 * d * layer.n_experts
         wide = projections + chosen + choice
     elif kind != "loop":
-        wide = sublayer(layer.d_ffn_wide)
+        wide = projections + _ffn_flops(layer, layer.d_ffn_wide)
+
+    deep = 0
+    if kind != "wide":
+        shared_kv = 0
+        if layer.step_kv == "first":
+            shared_kv = kv_flops(d, layer.n_heads, layer.n_kv_heads)
+        ffn = _ffn_flops(layer, layer.d_ffn) if layer.deep_ffn else 0
+        deep = deep_flops(layer.loops, projections, shared_kv, ffn)
 
     if seq_len is None:
         seq_len = layer.max_seq_len
     return LayerFlops(
-        deep=layer.loops * sublayer(layer.d_ffn) if kind != "wide" else 0,
+        deep=deep,
         wide=wide,
         gate=gate_flops(layer) if kind == "dual" else 0,
         router=router_flops(layer) if kind != "wide" else 0,
         attention_scores=passes(kind, layer.loops) * score_flops(d, seq_len),
     )
+
+
+def _ffn_flops(layer: LayerConfig, d_ffn: int | None) -> int:
+    assert d_ffn is not None  # ModelConfig refuses a path without a width
+    return 6 * layer.d_model * layer.effective_width(d_ffn)
+
+
+def core_flops(config: ModelConfig) -> LayerFlops:
+    """Forward FLOPs per token of the core besides those of its layers."""
+    between = config.core_loops - 1  # repetitions but the first, or but the last
+    d = config.d_model
+    injection = between * 4 * d**2 if config.injection == "linear" else 0
+    router = between * 2 * (d + 1) if config.routes_core else 0
+    return LayerFlops(0, 0, 0, router, 0, injection)
 
 
 def gate_flops(config: ModelConfig) -> int:
@@ -123,7 +168,11 @@ def router_flops(layer: LayerConfig) -> int:
 
 
 def flops_by_layer(config: ModelConfig, seq_len: int | None = None) -> list[LayerFlops]:
-    by_view = {view: layer_flops(view, seq_len) for view in set(config.layers)}
+    """Forward FLOPs per token of each layer, in the core of all repetitions."""
+    by_view = {
+        view: layer_flops(view, seq_len).times(view.core_loops)
+        for view in set(config.layers)
+    }
     return [by_view[view] for view in config.layers]
 
 
@@ -131,14 +180,21 @@ def mean_layer_flops(
     config: ModelConfig, seq_len: int | None = None
 ) -> dict[str, int | float]:
     """FLOPs per token and layer by part, averaged over layers; whole if layers are
-    equal."""
-    layers = [layer.as_dict() for layer in flops_by_layer(config, seq_len)]
+    equal.
+
+    The core's router and injection are shared out among all layers.
+    """
+    layers = [*flops_by_layer(config, seq_len), core_flops(config)]
+    counts = [layer.as_dict() for layer in layers]
     n = config.n_layers
     means: dict[str, int | float] = {}
-    for part in layers[0]:
-        total = sum(layer[part] for layer in layers)
+    for part in counts[0]:
+        total = sum(layer[part] for layer in counts)
         mean, rest = divmod(total, n)
         means[part] = total / n if rest else mean
+
+    if config.injection != "linear":
+        del means["injection"]
     return means
 
 
@@ -152,7 +208,7 @@ def training_flops_per_token(config: ModelConfig, seq_len: int | None = None) ->
     """FLOPs of forward and backward for one token: 3 times the forward FLOPs, head
     included."""
     layers = sum(layer.total for layer in flops_by_layer(config, seq_len))
-    return 3 * (layers + head_flops(config))
+    return 3 * (layers + core_flops(config).total + head_flops(config))
 
 
 def over_loops(
@@ -170,7 +226,7 @@ def over_loops(
 
     total: float = 0  # whole, where steps are
     for loops, n in steps.items():
-        total += n * counted(replace(config, loops=loops))
+        total += n * counted(replace(config, **{config.varied_loops: loops}))
     return total / sum(steps.values())
 
 
@@ -178,7 +234,7 @@ def parameters_by_part(config: ModelConfig) -> dict[str, int]:
     """Number of weights by part of the model, summed over layers.
 
     Parts: embedding, head (0 when tied), final_norm, deep, wide, gains, conditioning,
-    router, gate.
+    router, gate, injection.
     """
     embedding = config.vocab_size * config.d_model
     counts = {
@@ -190,6 +246,8 @@ def parameters_by_part(config: ModelConfig) -> dict[str, int]:
     for layer, times in Counter(config.layers).items():
         for part, own in shapes.by_part(layer).items():
             counts[part] += times * shapes.numbers(own)
+    for part, own in shapes.core(config).items():
+        counts[part] += shapes.numbers(own)
     return counts
 
 
@@ -219,12 +277,15 @@ def kv_bytes(config: ModelConfig) -> int:
     """Bytes in bf16 of the keys and values of one token, in all layers.
 
     Each pass of a sublayer has a separate cache (`decoding.cache`): 1 in a wide layer,
-    K in a loop layer, K + 1 in a dual layer.
+    K in a loop layer, K + 1 in a dual layer, for each repetition of a core. Steps that
+    share keys and values have one.
     """
     total = 0
     for layer in config.layers:
         keys_and_values = 2 * layer.n_kv_heads * layer.head_dim
-        total += passes(layer.block, layer.loops) * keys_and_values * BFLOAT16
+        steps = 1 if layer.step_kv == "first" else layer.loops
+        caches = layer.core_loops * passes(layer.block, steps)
+        total += caches * keys_and_values * BFLOAT16
     return total
 
 

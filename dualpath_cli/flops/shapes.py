@@ -18,8 +18,8 @@ from dualpath_cli.spec.own_checks import own_shapes
 
 Shape = tuple[int, ...]
 
-# the parts of a block
-PARTS = ("deep", "wide", "gains", "conditioning", "router", "gate")
+# the parts of blocks and of the core
+PARTS = ("deep", "wide", "gains", "conditioning", "router", "gate", "injection")
 
 
 def units(config: ModelConfig) -> list[list[Shape]]:
@@ -34,16 +34,27 @@ def units(config: ModelConfig) -> list[list[Shape]]:
     root: list[Shape] = [embedding, (config.d_model,)]
     if not config.tie_embeddings:
         root.append(embedding)
+    root += chain.from_iterable(core(config).values())
     return [*found, root]
+
+
+def core(config: ModelConfig) -> dict[str, list[Shape]]:
+    """Shapes of the core's parameters by part, besides those of its layers."""
+    shapes: dict[str, list[Shape]] = {}
+    d = config.d_model
+    if config.core is not None and config.injection == "linear":
+        shapes["injection"] = [(d, 2 * d)]
+    if config.core is not None and config.routes_core:
+        shapes["router"] = [(1, d + 1), (1,)]
+    return shapes
 
 
 def by_part(layer: LayerConfig) -> dict[str, list[Shape]]:
     """Shapes of a block's parameters by part, for those PARTS that the block has."""
     shapes: dict[str, list[Shape]] = {"gains": []}
     if layer.block != "wide":
-        width = layer.effective_width(layer.d_ffn or 0)
-        shapes["deep"] = sublayer(layer, width)
-        shapes["gains"] += [(layer.loops,)]
+        shapes["deep"] = _steps(layer)
+        shapes["gains"] += [(layer.core_loops * layer.loops,)]
         shapes["conditioning"] = []
         if layer.step_conditioning == "film":
             # a scale and a shift of both norms, by step
@@ -51,7 +62,7 @@ def by_part(layer: LayerConfig) -> dict[str, list[Shape]]:
         shapes["router"] = router(layer)
 
     if layer.block != "loop":
-        shapes["gains"] += [(1,)]
+        shapes["gains"] += [(layer.core_loops,)]
         if layer.n_experts:
             # The choice of experts counts as the router's.
             shapes["wide"] = sublayer(layer, layer.expert_width, layer.n_experts)
@@ -67,10 +78,10 @@ def by_part(layer: LayerConfig) -> dict[str, list[Shape]]:
 
 
 def hidden(config: ModelConfig) -> list[Shape]:
-    """Shapes of the parameters of attention and FFNs in all blocks, which Muon
-    moves."""
+    """Shapes of the parameters of attention, FFNs and injection, which Muon moves."""
     parts = [by_part(layer) for layer in config.layers]
     paths = [part.get(path, []) for part in parts for path in ("deep", "wide")]
+    paths.append(core(config).get("injection", []))
     return [shape for shape in chain.from_iterable(paths) if len(shape) == 2]
 
 
@@ -80,18 +91,36 @@ def untrained(layer: LayerConfig) -> list[Shape]:
     return [(layer.n_experts,)] if layer.n_experts and layer.balance == "bias" else []
 
 
-def sublayer(config: ModelConfig, width: int, experts: int = 1) -> list[Shape]:
+def _steps(layer: LayerConfig) -> list[Shape]:
+    """Shapes of the sublayer of a deep path, or of one for each step."""
+    width = layer.effective_width(layer.d_ffn or 0) if layer.deep_ffn else 0
+    first = sublayer(layer, width)
+    if not layer.untied_steps:
+        return first
+
+    later = sublayer(layer, width, own_kv=layer.step_kv == "own")
+    return first + (layer.loops - 1) * later
+
+
+def sublayer(
+    config: ModelConfig, width: int, experts: int = 1, own_kv: bool = True
+) -> list[Shape]:
     """Shapes of the attention, norms and feed-forward of a path; `experts` are stacked
-    by rows."""
+    by rows. With width 0 there is no feed-forward."""
     d = config.d_model
     kv = config.n_kv_heads * config.head_dim
     h = experts * width
-    attention = [(d, d), (kv, d), (kv, d), (d, d)]  # q, k, v, output
-    ffn = [(h, d), (h, d), (experts * d, width)]  # gate, up, down
-    norms: list[Shape] = [(d,), (d,)]
+
+    shapes: list[Shape] = [(d, d), (d, d), (d,)]  # q, output, norm
     if config.qk_norm != "none":
-        norms += [(config.head_dim,), (config.head_dim,)]
-    return [*attention, *norms, *ffn]
+        shapes += [(config.head_dim,)]
+    if own_kv:
+        shapes += [(kv, d), (kv, d)]  # k, v
+        if config.qk_norm != "none":
+            shapes += [(config.head_dim,)]
+    if width:
+        shapes += [(h, d), (h, d), (experts * d, width), (d,)]  # gate, up, down, norm
+    return shapes
 
 
 def gate(config: ModelConfig) -> list[Shape]:

@@ -10,7 +10,7 @@ from torch import nn
 from dualpath_cli.kernels.attention import attend
 from dualpath_cli.kernels.rms_norm import RMSNorm
 from dualpath_cli.kernels.rotary import Rope, RotatedNorm, rotate
-from dualpath_cli.model.layer_pass import SublayerPass
+from dualpath_cli.model.layer_pass import KeyValuePair, SublayerPass
 from dualpath_cli.model.positions import Positions
 from dualpath_cli.spec.config import ModelConfig
 
@@ -18,35 +18,42 @@ from dualpath_cli.spec.config import ModelConfig
 class Attention(nn.Module):
     """Causal attention with rotary positions, QK-norm and grouped keys."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, own_kv: bool = True) -> None:
+        """Without `own_kv`, keys and values are another attention's."""
         super().__init__()
         self.config = config
+        self.own_kv = own_kv
         d_model = config.d_model
         q_width = config.n_heads * config.head_dim
         kv_width = config.n_kv_heads * config.head_dim
 
         self.q_proj = nn.Linear(d_model, q_width, bias=False)
-        self.k_proj = nn.Linear(d_model, kv_width, bias=False)
-        self.v_proj = nn.Linear(d_model, kv_width, bias=False)
+        if own_kv:
+            self.k_proj = nn.Linear(d_model, kv_width, bias=False)
+            self.v_proj = nn.Linear(d_model, kv_width, bias=False)
         self.o_proj = nn.Linear(q_width, d_model, bias=False)
+
         self.q_norm = _head_norm(config)
-        self.k_norm = _head_norm(config)
+        if own_kv:
+            self.k_norm = _head_norm(config)
 
     def forward(self, x_BTD: torch.Tensor, here: SublayerPass) -> torch.Tensor:
         """Maps (B, T, D) to (B, T, D)."""
         positions = here.positions
         q_BTC = self.q_proj(x_BTD)
         q_BTHN = self._rotated_and_normed(q_BTC, self.q_norm, positions.rope)
-        k_BTHN, v_BTHN = self.keys_and_values(x_BTD, positions)
 
         # With a cache, also the keys and values of earlier tokens.
-        k_BSHN, v_BSHN = here.seen(k_BTHN, v_BTHN)
+        seen = here.shared
+        if seen is None:
+            seen = here.seen(*self.keys_and_values(x_BTD, positions))
+        k_BSHN, v_BSHN = seen
         y_BTHN = attend(q_BTHN, k_BSHN, v_BSHN, positions.mask)
         return self.o_proj(y_BTHN.flatten(2))
 
     def keys_and_values(
         self, x_BTD: torch.Tensor, positions: Positions
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> KeyValuePair:
         """Keys and values of these tokens, (B, T, H, N) each; H is `n_kv_heads`."""
         k_BTC = self.k_proj(x_BTD)
         k_BTHN = self._rotated_and_normed(k_BTC, self.k_norm, positions.rope)

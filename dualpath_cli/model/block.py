@@ -35,16 +35,18 @@ class WidePath(nn.Module):
             ffn = SwiGLU(config.d_model, config.effective_width(config.d_ffn_wide))
         self.sublayer = Sublayer(config, ffn)
 
-        # not a scalar: FSDP2 shards dimension 0
-        self.gain = nn.Parameter(torch.empty(1))
+        # Beta, in a core of each repetition. Not a scalar: FSDP2 shards dimension 0.
+        self.gain = nn.Parameter(torch.empty(config.core_loops))
+        self.repetitions = config.core_loops
 
     def forward(self, x_BTD: torch.Tensor, layer: LayerPass) -> torch.Tensor:
         """Maps (B, T, D) to (B, T, D)."""
-        return self.sublayer(x_BTD, self.scales(), layer.wide())
+        return self.sublayer(x_BTD, self.scales(layer), layer.wide())
 
-    def scales(self) -> Scales:
+    def scales(self, layer: LayerPass) -> Scales:
         """``s_w = softplus(beta)``, without FiLM."""
-        return Scales(F.softplus(self.gain[0]))
+        gain_1 = layer.own_gains(self.gain, self.repetitions)
+        return Scales(F.softplus(gain_1[0]))
 
 
 class DualPathBlock(nn.Module):

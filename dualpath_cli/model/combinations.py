@@ -10,6 +10,7 @@ Shapes: B batch, T positions, D model width, K loops.
 """
 
 from collections.abc import Sequence
+from functools import reduce
 
 import torch
 from torch import nn
@@ -57,6 +58,28 @@ class StepRouter(nn.Module):
         # The index is the same for all tokens: it joins the bias instead of widening h.
         bias = self.bias + step_index * w_index
         return to_few(h_BTD, w_h, bias).sigmoid()
+
+
+def routed_weights(
+    router: nn.Module,
+    states: Sequence[torch.Tensor],
+    step_indices: Sequence[float],
+    dtype: torch.dtype,
+) -> list[torch.Tensor]:
+    """The weights of states (B, T, D), (B, T, 1) each, in `dtype` also under
+    autocast."""
+    with torch.autocast(states[0].device.type, enabled=False):
+        precise = [h_BTD.to(dtype) for h_BTD in states]
+        return list(router(precise, step_indices))
+
+
+def mixture(
+    weights: Sequence[torch.Tensor], states: Sequence[torch.Tensor]
+) -> torch.Tensor:
+    """``sum_k w_k h_k`` over the last states that have a weight, (B, T, D)."""
+    weighed = states[-len(weights) :]
+    terms = (w_BT1 * h_BTD for w_BT1, h_BTD in zip(weights, weighed, strict=True))
+    return reduce(torch.add, terms)
 
 
 def learned_combination(config: ModelConfig) -> nn.Module:

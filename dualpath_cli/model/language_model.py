@@ -1,22 +1,24 @@
-"""DualPathLM: embedding, blocks, final norm, head.
+"""DualPathLM: embedding, blocks, some of them maybe in a loop, final norm, head.
 
 Shapes: B batch, T positions, D model width, V vocabulary.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import nn
 
 from dualpath_cli.kernels.rms_norm import RMSNorm
 from dualpath_cli.model.block import DualPathBlock
+from dualpath_cli.model.core import Core
+from dualpath_cli.model.draws import expert_draws, shuffled_positions
 from dualpath_cli.model.layer_pass import (
     PLAIN,
     AuxiliaryLoss,
-    LayerPass,
+    LayerPasses,
     ModelPass,
-    expert_draws,
-    shuffled_positions,
 )
 from dualpath_cli.model.loss import NextTokenLoss
 from dualpath_cli.model.parameters import initial_value
@@ -42,6 +44,8 @@ class DualPathLM(nn.Module):
         with torch.device("meta"):
             self.embed = nn.Embedding(config.vocab_size, config.d_model)
             self.blocks = nn.ModuleList(map(DualPathBlock, config.layers))
+            if config.core is not None:
+                self.core = Core(config)
             self.norm = RMSNorm(config.d_model, eps=config.norm_eps)
             self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)
         self.loss = NextTokenLoss()
@@ -67,11 +71,13 @@ class DualPathLM(nn.Module):
         """Maps tokens (B, T) to logits (B, T, V), or with targets to losses (B, T).
 
         Losses are in nats. Targets are the next tokens; positions whose target is
-        ``loss.IGNORE`` get 0. An empty `trace` is filled with one LayerTrace per layer,
-        under the `intervention` if there is one. An intervention applies where
-        `token_mask` (B, T) is True: at tokens that are not padding, or that are of the
-        class `Intervention.tokens`; without a mask, everywhere. `auxiliary` collects
-        the auxiliary losses of feed-forwards, which the returned losses exclude.
+        ``loss.IGNORE`` get 0. An empty `trace` is filled with one LayerTrace per
+        application of a layer, under the `intervention` if there is one. An
+        intervention applies where `token_mask` (B, T) is True: at tokens that are not
+        padding, or that are of the class `Intervention.tokens`; without a mask,
+        everywhere. `auxiliary` collects
+        the auxiliary losses of feed-forwards, and those of the core's earlier
+        repetitions, which the returned losses exclude.
         `embeds` (B, T, D) replace the tokens' embeddings. Without `head`, the head's
         input (B, T, D) is returned. `model_pass` is for `decoding`, whose `forward`
         also takes padding, a cache, and interventions that leave steps or paths out.
@@ -90,25 +96,72 @@ class DualPathLM(nn.Module):
 
         positions = model_pass.positions(self.config, tokens, like=x_BTD)
         orders, draws = self._drawn(intervention, tokens, token_mask)
-        for number, block in enumerate(self.blocks):
-            plain = LayerPass(
-                positions,
-                None if auxiliary is None else auxiliary.add_layer(),
-                None if trace is None else trace.add_layer(),
-                None if intervention is None else intervention.within(number),
-                token_mask,
-                None if orders is None else orders[number],
-                None if draws is None else draws[number],
-            )
-            x_BTD = block(x_BTD, model_pass.layer(number, plain))
+        passes = LayerPasses(
+            self.config,
+            model_pass,
+            positions,
+            auxiliary,
+            trace,
+            intervention,
+            token_mask,
+            orders,
+            draws,
+        )
+
+        prelude, core, coda = self.config.stretches
+        x_BTD = self._through(prelude, x_BTD, passes)
+        states: list[torch.Tensor] = []
+        if core:
+            repeat = partial(self._repeated, passes)
+            x_BTD, states = model_pass.run_core(self.core, x_BTD, repeat, passes.core())
+        x_BTD = self._through(coda, x_BTD, passes)
         if trace is not None and trace.keeps_states:
             trace.output = x_BTD
 
         x_BTD = self.norm(x_BTD)
-        if targets is not None:
-            return self.loss(x_BTD, self.head.weight, targets)
+        if targets is None:
+            return self.head(x_BTD) if head else x_BTD
 
-        return self.head(x_BTD) if head else x_BTD
+        if auxiliary is not None and auxiliary.loop_losses:
+            for state_BTD in states[:-1]:
+                losses_BT = self._losses_after_core(state_BTD, targets, passes)
+                auxiliary.earlier.append(losses_BT)
+        return self.loss(x_BTD, self.head.weight, targets)
+
+    def _through(
+        self, layers: range, x_BTD: torch.Tensor, passes: LayerPasses
+    ) -> torch.Tensor:
+        """The state after layers that are applied once, (B, T, D)."""
+        for number in layers:
+            x_BTD = self.blocks[number](x_BTD, passes.of(number))
+        return x_BTD
+
+    def _repeated(
+        self,
+        passes: LayerPasses,
+        x_BTD: torch.Tensor,
+        repetition: int,
+        active_BT1: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """`layer_pass.Repeat`: the state after the core's layers, (B, T, D)."""
+        _, core, _ = self.config.stretches
+        for number in core:
+            y_BTD = self.blocks[number](x_BTD, passes.of(number, repetition))
+            if active_BT1 is None:
+                x_BTD = y_BTD
+            else:
+                x_BTD = torch.where(active_BT1, y_BTD, x_BTD)
+        return x_BTD
+
+    def _losses_after_core(
+        self, x_BTD: torch.Tensor, targets: torch.Tensor, passes: LayerPasses
+    ) -> torch.Tensor:
+        """The losses (B, T) of a state of the core, read out by coda, norm and head."""
+        _, _, coda = self.config.stretches
+        only_read = replace(passes, auxiliary=None, trace=None)
+        x_BTD = self._through(coda, x_BTD, only_read)
+        losses_BT: torch.Tensor = self.loss(self.norm(x_BTD), self.head.weight, targets)
+        return losses_BT
 
     def _drawn(
         self,
@@ -121,13 +174,13 @@ class DualPathLM(nn.Module):
             return None, None
 
         orders = draws = None
-        layers = len(self.blocks)
+        count = len(self.config.applications(intervention.core_loops))
         if intervention.gates == SHUFFLED:
-            orders = shuffled_positions(tokens, token_mask, layers, intervention.seed)
+            orders = shuffled_positions(tokens, token_mask, count, intervention.seed)
 
         if intervention.experts == RANDOM:
             most = max(layer.n_experts for layer in self.config.layers)
-            draws = expert_draws(tokens, token_mask, layers, most, intervention.seed)
+            draws = expert_draws(tokens, token_mask, count, most, intervention.seed)
 
         return orders, draws
 

@@ -3,28 +3,36 @@
 Training takes plain passes, each method of which is one call of the equations.
 `decoding` derives passes that keep keys and values, and that leave steps and paths out.
 
-Shapes: B batch, T positions, D model width, H heads, N head size, L layers, E experts,
-C of them chosen.
+Shapes: B batch, T positions, D model width, H heads, N head size, L applications of
+layers, R repetitions of the core, E experts, C of them chosen.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import nn
 
 from dualpath_cli.model.gates import Gates
 from dualpath_cli.model.positions import Positions, whole_sequences
-from dualpath_cli.model.routing import LayerTrace
-from dualpath_cli.report.seeds import seed_from
+from dualpath_cli.model.routing import LayerTrace, RoutingTrace
 from dualpath_cli.spec.config import ModelConfig
 from dualpath_cli.spec.intervention import RANDOM, SHUFFLED, Intervention
+
+KeyValuePair = tuple[torch.Tensor, torch.Tensor]
+"""Keys and values of tokens, (B, T, H, N) each."""
 
 
 @dataclass
 class LayerAuxiliary:
-    """The auxiliary loss of one layer's feed-forwards, and the load of its experts."""
+    """The auxiliary loss of one layer's feed-forwards, and the load of its experts.
 
+    Of one application of the layer.
+    """
+
+    layer: int = 0
+    """The number of the layer, from 0."""
     loss: torch.Tensor | float = 0.0
     """Sum of the terms of all applications, a 0-d tensor in nats per token."""
     load: torch.Tensor | None = None
@@ -34,30 +42,40 @@ class LayerAuxiliary:
 
 @dataclass
 class AuxiliaryLoss:
-    """Pass an empty one to ``DualPathLM.forward``: it gets one entry per layer.
+    """Pass an empty one to ``DualPathLM.forward``: it gets one entry per application.
 
     Each application of a feed-forward adds a term, so K loops add K terms.
     """
 
+    loop_losses: float = 0.0
+    """The factor of the mean loss of the earlier repetitions of the core, each read out
+    through coda, norm and head; 0 leaves them out."""
     layers: list[LayerAuxiliary] = field(default_factory=list)
+    earlier: list[torch.Tensor] = field(default_factory=list)
+    """The losses of the earlier repetitions, in nats, (B, T) each."""
 
     @property
     def total(self) -> torch.Tensor | float:
         """Sum over layers, in nats per token, a 0-d tensor; 0.0 without a loss."""
-        return sum((layer.loss for layer in self.layers), 0.0)
+        total = sum((layer.loss for layer in self.layers), 0.0)
+        if self.earlier:
+            total = total + self.loop_losses * torch.stack(self.earlier).mean()
+        return total
 
     @property
     def loads(self) -> dict[int, torch.Tensor]:
         """The loads of the layers, from 0 on, that have experts."""
-        loads = {}
-        for number, layer in enumerate(self.layers):
+        loads: dict[int, torch.Tensor] = {}
+        for layer in self.layers:
             if layer.load is not None:
-                loads[number] = layer.load
+                before = loads.get(layer.layer)
+                load = layer.load
+                loads[layer.layer] = load if before is None else before + load
         return loads
 
-    def add_layer(self) -> LayerAuxiliary:
-        """Appends an empty LayerAuxiliary for the next block, and returns it."""
-        self.layers.append(LayerAuxiliary())
+    def add_layer(self, number: int) -> LayerAuxiliary:
+        """Appends an empty entry for an application of a layer, and returns it."""
+        self.layers.append(LayerAuxiliary(number))
         return self.layers[-1]
 
 
@@ -74,10 +92,11 @@ class SublayerPass:
     """The intervention on the choice of experts."""
     draws: torch.Tensor | None = None
     """Random numbers that replace the scores in the choice of experts, (B, T, E)."""
+    shared: KeyValuePair | None = None
+    """The first step's keys and values, also of earlier tokens, which the tokens attend
+    to instead of this step's."""
 
-    def seen(
-        self, k_BTHN: torch.Tensor, v_BTHN: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def seen(self, k_BTHN: torch.Tensor, v_BTHN: torch.Tensor) -> KeyValuePair:
         """Keys and values that the tokens attend to, given their own: no others."""
         return k_BTHN, v_BTHN
 
@@ -118,6 +137,11 @@ class LayerPass:
     """This layer's permutations, from `shuffled_positions`, (B, 2, T)."""
     draws: torch.Tensor | None = None
     """This layer's random scores, from `expert_draws`, (B, T, E)."""
+    repetition: torch.Tensor | None = None
+    """The repetition of the core that this is, from 0, int64 (1,), at most R - 1; None
+    for layers that are applied once."""
+    backprop_loops: int | None = None
+    """The last steps of each loop that get gradients; None: all."""
 
     @property
     def loops(self) -> int | None:
@@ -128,6 +152,19 @@ class LayerPass:
     def writes(self) -> bool:
         """Whether the layer records anything, and so must not be recomputed."""
         return self.trace is not None
+
+    def own_gains(self, gains: torch.Tensor, repetitions: int) -> torch.Tensor:
+        """The gains of this repetition, of those of all in one vector."""
+        if self.repetition is None:
+            return gains
+
+        # By a tensor: one compiled graph serves all repetitions.
+        gains_RK = gains.view(repetitions, -1)
+        return gains_RK.index_select(0, self.repetition)[0]
+
+    def constant(self, h_BTD: torch.Tensor, k: int, loops: int) -> torch.Tensor:
+        """The state after step k of `loops`, see `without_gradient`."""
+        return without_gradient(h_BTD, k, loops, self.backprop_loops)
 
     def wide(self) -> SublayerPass:
         """Arguments for the sublayer of the wide path."""
@@ -191,13 +228,43 @@ class LayerPass:
             self.trace.record_updates(x_BTD, deep_BTD, wide_BTD)
 
 
+Repeat = Callable[[torch.Tensor, int, torch.Tensor | None], torch.Tensor]
+"""Applies the core's layers once: to a state (B, T, D), in a repetition from 0, at the
+tokens of a mask (B, T, 1), or None for all; other tokens keep their state."""
+
+
+@dataclass
+class CorePass:
+    """The arguments of the core, besides its input."""
+
+    loops: int | None = None
+    """The forced number of repetitions; None: the trained number."""
+    backprop_loops: int | None = None
+    """The last repetitions that get gradients; None: all."""
+    halting: float | None = None
+    """See `Intervention.halting`."""
+    trace: LayerTrace | None = None
+    """Records the repetitions, as the steps of a deep path."""
+    token_mask: torch.Tensor | None = None
+    """False at tokens that do not keep the loop running, (B, T)."""
+
+    def constant(self, h_BTD: torch.Tensor, r: int, loops: int) -> torch.Tensor:
+        """The state after repetition r of `loops`, see `without_gradient`."""
+        return without_gradient(h_BTD, r, loops, self.backprop_loops)
+
+
+@dataclass
 class ModelPass:
     """A pass through the whole model.
 
     Makes its positions, and the `LayerPass` of each layer.
     """
 
-    leaves_out = False
+    backprop_loops: int | None = None
+    """The last steps of each loop, or repetitions of the core, that get gradients;
+    None: all."""
+
+    leaves_out: ClassVar = False
     """Whether the pass supports the interventions `halting`, `skip` and `kv_slots`."""
 
     def positions(
@@ -206,12 +273,93 @@ class ModelPass:
         """The positions of whole, unpadded sequences, on the device of `like`."""
         return whole_sequences(config, tokens, like)
 
-    def layer(self, number: int, plain: LayerPass) -> LayerPass:
-        """The pass of a layer, counted from 0."""
+    def layer(self, number: int, repetition: int, plain: LayerPass) -> LayerPass:
+        """The pass of a layer in a repetition of the core, both from 0."""
         return plain
+
+    def run_core(
+        self, core: nn.Module, e_BTD: torch.Tensor, repeat: Repeat, here: CorePass
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """The output and the states of the core, (B, T, D) each."""
+        made: tuple[torch.Tensor, list[torch.Tensor]] = core(e_BTD, repeat, here)
+        return made
 
 
 PLAIN = ModelPass()
+
+
+def without_gradient(
+    h_BTD: torch.Tensor, k: int, loops: int, backprop_loops: int | None
+) -> torch.Tensor:
+    """The state after step k of `loops`: a constant unless it is one of the last
+    `backprop_loops`."""
+    if backprop_loops is None or k > loops - backprop_loops:
+        return h_BTD
+    return h_BTD.detach()
+
+
+@dataclass
+class LayerPasses:
+    """Makes the `LayerPass` of each application of a layer in one forward pass."""
+
+    config: ModelConfig
+    model_pass: ModelPass
+    positions: Positions
+    auxiliary: AuxiliaryLoss | None = None
+    trace: RoutingTrace | None = None
+    intervention: Intervention | None = None
+    token_mask: torch.Tensor | None = None
+    orders: torch.Tensor | None = None
+    """From `shuffled_positions`, (L, B, 2, T)."""
+    draws: torch.Tensor | None = None
+    """From `expert_draws`, (L, B, T, E)."""
+
+    def of(self, number: int, repetition: int = 0) -> LayerPass:
+        """The pass of a layer in a repetition of the core, both from 0."""
+        place = self._place(number, repetition)
+        intervention = self.intervention
+        plain = LayerPass(
+            self.positions,
+            None if self.auxiliary is None else self.auxiliary.add_layer(number),
+            None if self.trace is None else self.trace.add_layer(number, repetition),
+            None if intervention is None else intervention.within(number),
+            self.token_mask,
+            None if self.orders is None else self.orders[place],
+            None if self.draws is None else self.draws[place],
+            self._gains_of(number, repetition),
+            self.model_pass.backprop_loops,
+        )
+        return self.model_pass.layer(number, repetition, plain)
+
+    def core(self) -> CorePass:
+        """The pass of the core."""
+        change = self.intervention
+        return CorePass(
+            None if change is None else change.core_loops,
+            self.model_pass.backprop_loops,
+            None if change is None else change.halting,
+            None if self.trace is None else self.trace.begin_core(),
+            self.token_mask,
+        )
+
+    def _place(self, number: int, repetition: int) -> int:
+        """The place of an application in the order of the pass, from 0."""
+        prelude, core, _ = self.config.stretches
+        if number < len(prelude) + len(core):
+            return number + repetition * len(core)
+
+        change = self.intervention
+        forced = None if change is None else change.core_loops
+        return number + (len(self.config.applications(forced)) - self.config.n_layers)
+
+    def _gains_of(self, number: int, repetition: int) -> torch.Tensor | None:
+        """`LayerPass.repetition`: beyond R, the last one's gains."""
+        trained = self.config.layers[number].core_loops
+        if trained == 1:
+            return None
+
+        last = min(repetition, trained - 1)
+        return torch.full((1,), last, device=self.positions.rope.cos.device)
 
 
 def overridden(
@@ -241,58 +389,3 @@ def overridden(
     deep_BT1 = torch.where(mask_BT1, deep, g_d)
     wide_BT1 = torch.where(mask_BT1, wide, g_w)
     return deep_BT1, wide_BT1
-
-
-def shuffled_positions(
-    tokens: torch.Tensor, token_mask: torch.Tensor | None, n_layers: int, seed: int
-) -> torch.Tensor:
-    """Permutations of T that g_d and g_w are taken by, int64 (L, B, 2, T).
-
-    Padding, where `token_mask` (B, T) is False, keeps its own gates, and no token gets
-    the gates of padding.
-    """
-    batch, length = tokens.shape
-    order_LB2T = torch.arange(length).repeat(n_layers, batch, 2, 1)
-
-    for row, real, generator in _generators(tokens, token_mask, seed):
-        shape = (n_layers, 2, len(real))
-        keys = torch.rand(shape, generator=generator, dtype=torch.float64)
-        order_LB2T[:, row][..., real] = real[keys.argsort(-1)]
-
-    return order_LB2T.to(tokens.device)
-
-
-def expert_draws(
-    tokens: torch.Tensor,
-    token_mask: torch.Tensor | None,
-    n_layers: int,
-    experts: int,
-    seed: int,
-) -> torch.Tensor:
-    """Random scores that rank experts, (L, B, T, E); 0 at padding."""
-    draws_LBTE = torch.zeros(n_layers, *tokens.shape, experts)
-
-    for row, real, generator in _generators(tokens, token_mask, seed):
-        shape = (n_layers, len(real), experts)
-        draws_LBTE[:, row, real] = torch.rand(shape, generator=generator)
-
-    return draws_LBTE.to(tokens.device)
-
-
-def _generators(
-    tokens: torch.Tensor, token_mask: torch.Tensor | None, seed: int
-) -> Iterator[tuple[int, torch.Tensor, torch.Generator]]:
-    """Rows of `tokens` (B, T), their unpadded positions and their generators.
-
-    Draws depend only on the seed and on the row's tokens: not on the batch, the
-    padding or the device.
-    """
-    tokens_BT = tokens.long().cpu()
-    mask_BT = torch.ones_like(tokens_BT) if token_mask is None else token_mask.cpu()
-
-    for row, tokens_T in enumerate(tokens_BT):
-        # Only of tokens that are not padding, which must not change the draws.
-        (real,) = mask_BT[row].nonzero(as_tuple=True)
-        content = tokens_T[real].numpy().tobytes()
-        own_seed = seed_from(seed, content) >> 1
-        yield row, real, torch.Generator().manual_seed(own_seed)

@@ -12,8 +12,12 @@ import torch.nn.functional as F
 
 @dataclass
 class LayerTrace:
-    """One layer's routing; a field is None if the block has no such choice."""
+    """One application of a layer; a field is None if the block has no such choice."""
 
+    layer: int = 0
+    """The number of the layer, from 0."""
+    repetition: int = 0
+    """The repetition of the core, from 0."""
     gate_deep: torch.Tensor | None = None
     """g_d of every token, (B, T) (Eq. 5)."""
     gate_wide: torch.Tensor | None = None
@@ -214,29 +218,43 @@ def _filled(states: list[torch.Tensor], count: int) -> list[torch.Tensor]:
 
 @dataclass
 class RoutingTrace:
-    """Pass an empty one as ``trace``: it gets one LayerTrace per layer."""
+    """Pass an empty one as ``trace``: it gets one LayerTrace per application of a
+    layer, in the order of the pass."""
 
     layers: list[LayerTrace] = field(default_factory=list)
+    core: LayerTrace | None = None
+    """The repetitions of the core as steps: their weights, sizes and cosines; None
+    without a core."""
     keeps_states: bool = False
     """Whether layers keep their states, as for a logit lens: ``head(norm(state))``."""
     output: torch.Tensor | None = None
     """With `keeps_states` the output of the last layer, (B, T, D), before the final
     norm."""
 
-    def add_layer(self) -> LayerTrace:
-        """Appends an empty LayerTrace, for the next block to fill, and returns it."""
-        self.layers.append(LayerTrace(keeps_states=self.keeps_states))
+    def add_layer(self, number: int, repetition: int = 0) -> LayerTrace:
+        """Appends an empty LayerTrace for the next application, and returns it."""
+        self.layers.append(
+            LayerTrace(number, repetition, keeps_states=self.keeps_states)
+        )
         return self.layers[-1]
+
+    def begin_core(self) -> LayerTrace:
+        """The empty trace of the core."""
+        self.core = LayerTrace(keeps_states=self.keeps_states)
+        return self.core
 
     def append(self, later: "RoutingTrace") -> None:
         """Appends the trace of the positions that follow."""
         if not self.layers:
             self.layers = later.layers
+            self.core = later.core
             self.output = later.output
             return
 
         for layer, more in zip(self.layers, later.layers, strict=True):
             layer.append(more)
+        if self.core is not None and later.core is not None:
+            self.core.append(later.core)
 
         if self.output is not None and later.output is not None:
             self.output = torch.cat((self.output, later.output), dim=1)

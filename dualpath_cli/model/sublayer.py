@@ -17,7 +17,8 @@ from torch import nn
 
 from dualpath_cli.kernels.rms_norm import RMSNorm
 from dualpath_cli.model.attention import Attention
-from dualpath_cli.model.layer_pass import SublayerPass
+from dualpath_cli.model.layer_pass import KeyValuePair, SublayerPass
+from dualpath_cli.model.positions import Positions
 from dualpath_cli.spec.config import ModelConfig
 
 
@@ -49,12 +50,15 @@ class Scales(NamedTuple):
 class Sublayer(nn.Module):
     """Eq. 1: ``u = x + s Attn(RMSNorm(x))``, ``Phi = u + s FFN(RMSNorm(u))``."""
 
-    def __init__(self, config: ModelConfig, ffn: nn.Module) -> None:
-        """`ffn` is any feed-forward, such as SwiGLU."""
+    def __init__(
+        self, config: ModelConfig, ffn: nn.Module | None, own_kv: bool = True
+    ) -> None:
+        """`ffn` is any feed-forward, such as SwiGLU; without one, Phi is u."""
         super().__init__()
         self.attn_norm = RMSNorm(config.d_model, eps=config.norm_eps)
-        self.attn = Attention(config)
-        self.ffn_norm = RMSNorm(config.d_model, eps=config.norm_eps)
+        self.attn = Attention(config, own_kv)
+        if ffn is not None:
+            self.ffn_norm = RMSNorm(config.d_model, eps=config.norm_eps)
         self.ffn = ffn
 
     def forward(
@@ -65,9 +69,18 @@ class Sublayer(nn.Module):
         # at s = 9e-4 a bf16 residual would swallow the update (docs/paper.md).
         attn_BTD = self.attn(scales.attn_input(self.attn_norm(x_BTD)), here)
         u_BTD = x_BTD + scales.gain * attn_BTD.to(x_BTD.dtype)
+        if self.ffn is None:
+            return u_BTD
 
         ffn_BTD = self.ffn(scales.ffn_input(self.ffn_norm(u_BTD)), here)
         return u_BTD + scales.gain * ffn_BTD.to(x_BTD.dtype)
+
+    def keys_and_values(
+        self, x_BTD: torch.Tensor, scales: Scales, positions: Positions
+    ) -> KeyValuePair:
+        """Keys and values of these tokens, (B, T, H, N) each."""
+        normed_BTD = scales.attn_input(self.attn_norm(x_BTD))
+        return self.attn.keys_and_values(normed_BTD, positions)
 
 
 class SwiGLU(nn.Module):

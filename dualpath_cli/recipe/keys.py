@@ -84,6 +84,8 @@ def parts_of(model: ModelConfig) -> set[ModelPart]:
         parts.add("deep_path")
     if "deep_path" in parts and model.most_loops > 1:
         parts.add("loops")
+    if model.core is not None and model.core_loops > 1:
+        parts.add("core")
     if any(layer.n_experts > 1 for layer in model.layers):
         parts.add("experts")
     return parts

@@ -164,12 +164,23 @@ class RunSettings:
     first steps, the number is halved."""
 
     # Loops
-    train_loops: list[int] | None = key(None, matters_in=("loops",))
-    """Numbers of loops; each optimizer step draws one. Each number has a separate
-    compiled graph. Validation always uses model.loops."""
-    loop_schedule: list[tuple[float, int]] | None = key(None, matters_in=("loops",))
+    train_loops: list[int] | None = key(None, matters_in=("loops", "core"))
+    """Numbers of loops; each optimizer step draws one: R of a model with a core, else
+    K. Each K has a separate compiled graph. Validation always uses the model's."""
+    loop_schedule: list[tuple[float, int]] | None = key(
+        None, matters_in=("loops", "core")
+    )
     """[[0, 1], [0.35, 4]] trains with one loop, and after 35 % of the steps with four.
-    Numbers must not fall and must end with model.loops, used in validation."""
+    Numbers, R of a model with a core, else K, must not fall and must end with the
+    model's, used in validation."""
+    backprop_loops: int | None = key(
+        None, range=(1, 10**4), matters_in=("loops", "core")
+    )
+    """Steps of each deep path, and repetitions of the core, that get gradients: the
+    last n. The states before them are constants. null: all."""
+    loop_losses: float = key(0.0, range=(0, 100), matters_in=("core",))
+    """Factor of an auxiliary loss: the mean loss of the states of all repetitions of
+    the core but the last, each read out through coda, norm and head."""
 
     # Compilation and memory
     compile: bool = key(True, free=True)

@@ -13,12 +13,14 @@ from typing import Any, Literal
 
 from dualpath_cli.base.errors import did_you_mean
 from dualpath_cli.base.ranges import check_ranges
-from dualpath_cli.spec.keys import key, ranges_of
+from dualpath_cli.spec.keys import OnlyWith, key, ranges_of
 
 BlockKind = Literal["dual", "loop", "wide"]
 Gate = Literal["two_gates", "convex", "softmax", "fixed"]
 GATE_OUTPUTS: dict[str, int] = {"two_gates": 2, "convex": 1, "softmax": 2, "fixed": 0}
 """Outputs of the linear layer of each built-in gate; 0: no linear layer."""
+Injection = Literal["none", "add", "linear"]
+StepKv = Literal["own", "first"]
 Combination = Literal["router", "final", "mean"]
 COMBINATIONS: tuple[Combination, ...] = ("router", "final", "mean")
 CLASS_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
@@ -93,6 +95,34 @@ class ModelConfig:
     """Kind of every block, or a list by layer."""
     loops: int | list[int] = key(4, range=(1, 10**4), in_sweep="decided")
     """K, how often the deep sublayer is applied, or a list by layer."""
+    untied_steps: bool | list[bool] = key(False, matters_in=("loops",))
+    """Gives each of the K steps a sublayer of its own, with other weights: depth
+    without sharing. Or a list by layer."""
+    step_kv: StepKv | list[StepKv] = key("own", matters_in=("loops",))
+    """Keys and values of the steps: own, each step computes its own; first, those of
+    the first step serve all. Or a list by layer."""
+    deep_ffn: bool | list[bool] = key(True, matters_in=("deep_path",))
+    """Whether steps have a feed-forward; without one a step is attention alone, and
+    d_ffn has no effect. Or a list by layer."""
+
+    # Core
+    core: list[int] | None = key(None, range=(0, 10**4))
+    """[FIRST, LAST], both included: the layers, from 0, that are applied core_loops
+    times one after the other, with shared weights. Blocks of any kind; each repetition
+    has its own gains."""
+    core_loops: int = key(1, range=(1, 10**4), only_with=OnlyWith("model.core"))
+    """R, how often the core is applied."""
+    injection: Injection = key(
+        "none", matters_in=("core",), only_with=OnlyWith("model.core")
+    )
+    """The core's input before each repetition but the first: none, not used again; add,
+    added to the state; linear, joined to the state by a learned matrix, which starts as
+    the identity on the state."""
+    core_combination: Literal["final", "router"] = key(
+        "final", matters_in=("core",), only_with=OnlyWith("model.core")
+    )
+    """Output of the core: final is the last repetition's state, router the routed
+    mixture of all repetitions' states, as in a deep path."""
 
     # FFN widths
     d_ffn: int | list[int | None] | None = key(
@@ -141,7 +171,7 @@ class ModelConfig:
     """Output of the deep path: router is the routed mixture of steps, final the last
     step, mean the mean of steps; or a custom class: my.module.Combination."""
     step_index: Literal["zero_based", "one_based"] = key(
-        "zero_based", matters_in=("loops",)
+        "zero_based", matters_in=("loops", "core")
     )
     """The router's step input: (k-1)/(K-1) as trained, or k/(K-1) as in the paper's
     text."""
@@ -185,21 +215,56 @@ class ModelConfig:
             return (self.block,) * self.n_layers
         return tuple(self.block)
 
+    @property
+    def stretches(self) -> tuple[range, range, range]:
+        """The layers before the core, of the core, and behind it.
+
+        Without a core all layers come before it.
+        """
+        if self.core is None:
+            end = range(self.n_layers, self.n_layers)
+            return range(self.n_layers), end, end
+
+        first, last = self.core
+        return range(first), range(first, last + 1), range(last + 1, self.n_layers)
+
+    def applications(self, core_loops: int | None = None) -> list[tuple[int, int]]:
+        """Layers in the order of a forward pass, with their repetition, both from 0.
+
+        `core_loops` forces another number of repetitions than R.
+        """
+        prelude, core, coda = self.stretches
+        repetitions = range(self.core_loops if core_loops is None else core_loops)
+
+        repeated = [(layer, number) for number in repetitions for layer in core]
+        before = [(layer, 0) for layer in prelude]
+        behind = [(layer, 0) for layer in coda]
+        return [*before, *repeated, *behind]
+
     @cached_property
     def layers(self) -> tuple["LayerConfig", ...]:
         """Each layer's view, from the first to the last; equal layers share one
         view."""
         shared = {field.name: getattr(self, field.name) for field in fields(self)}
+        shared["core"] = None
+        _, core, _ = self.stretches
         views: dict[tuple[Any, ...], LayerConfig] = {}
 
         layers = []
         for layer in range(self.n_layers):
             own = {name: self._at(name, layer) for name in BY_LAYER}
+            own["core_loops"] = self.core_loops if layer in core else 1
             values = tuple(own.values())
             if values not in views:
                 views[values] = LayerConfig(**{**shared, **own})
             layers.append(views[values])
         return tuple(layers)
+
+    @property
+    def varied_loops(self) -> Literal["loops", "core_loops"]:
+        """The field that a run's draws and schedules of loops vary: R with a core,
+        else K."""
+        return "loops" if self.core is None else "core_loops"
 
     @property
     def most_loops(self) -> int:
@@ -244,6 +309,20 @@ class ModelConfig:
         `mean`."""
         return self.combination not in ("final", "mean") and self.most_loops > 1
 
+    @property
+    def routes_core(self) -> bool:
+        """Whether the core learns to weigh its repetitions."""
+        return self.core_combination == "router" and self.core_loops > 1
+
+    def indices_of(self, trained: int, forced: int | None = None) -> list[float]:
+        """A router's input for each step of a loop that was trained with so many; see
+        `LayerConfig.step_indices`."""
+        loops = trained if forced is None else forced
+        first = 1 if self.step_index == "zero_based" else 0
+
+        span = max(1, min(loops, trained) - 1)
+        return [min(1.0, (k - first) / span) for k in range(1, loops + 1)]
+
     def _at(self, name: str, layer: int) -> Any:
         """A field's value for one layer, from 0."""
         value = getattr(self, name)
@@ -268,6 +347,8 @@ class ModelConfig:
                     f"layers; list {self.n_layers}, or set n_layers to {len(value)}"
                 )
 
+        yield from self._problems_of_core()
+
         start = self.document_start
         if start is not None and start >= self.vocab_size:
             yield (
@@ -282,12 +363,26 @@ class ModelConfig:
         for layer in range(self.n_layers):
             yield from self._problems_of_experts(layer)
 
+    def _problems_of_core(self) -> Iterator[str]:
+        """Why there is no such stretch of layers."""
+        if self.core is None:
+            return
+
+        pair = len(self.core) == 2
+        if not pair or not self.core[0] <= self.core[1] < self.n_layers:
+            yield (
+                f"core={self.core} must be [FIRST, LAST], the first and the last layer "
+                f"of a stretch of the layers 0 to {self.n_layers - 1}"
+            )
+
     def _missing_widths(self, name: str, kinds: Set[str]) -> Iterator[str]:
         """A sentence for each layer of these kinds that has no such width."""
         way_out = "set it, or give an overlay after the --config of a whole recipe"
         is_list = isinstance(getattr(self, name), list)
         for layer, kind in enumerate(self.block_kinds):
             if kind not in kinds or self._at(name, layer) is not None:
+                continue
+            if name == "d_ffn" and not self._at("deep_ffn", layer):
                 continue
             where = f" in layer {layer}" if is_list else ""
             yield f"block '{kind}' needs {name} and has none{where}; {way_out}"
@@ -342,6 +437,9 @@ def by_layer(value: int | list[int] | list[int | None]) -> str:
 BY_LAYER = {
     "block": "kinds",
     "loops": "numbers",
+    "untied_steps": "values",
+    "step_kv": "values",
+    "deep_ffn": "values",
     "d_ffn": "widths",
     "d_ffn_wide": "widths",
     "n_experts": "numbers",
@@ -351,11 +449,16 @@ BY_LAYER = {
 
 @dataclass(frozen=True)
 class LayerConfig(ModelConfig):
-    """One layer's view of a model: the configuration of a model with only such
-    layers."""
+    """One layer's view of a model: the configuration of a model with only such layers.
+
+    `core_loops` is how often a forward pass applies the layer: R in the core, else 1.
+    """
 
     block: BlockKind = "dual"
     loops: int = 4
+    untied_steps: bool = False
+    step_kv: StepKv = "own"
+    deep_ffn: bool = True
     d_ffn: int | None = None
     d_ffn_wide: int | None = None
     n_experts: int = 0
@@ -376,11 +479,7 @@ class LayerConfig(ModelConfig):
         With fewer `forced` loops than K the index still reaches 1 in the last step;
         with more loops it stays 1 from step K on.
         """
-        loops = self.loops if forced is None else forced
-        first = 1 if self.step_index == "zero_based" else 0
-
-        span = max(1, min(loops, self.loops) - 1)
-        return [min(1.0, (k - first) / span) for k in range(1, loops + 1)]
+        return self.indices_of(self.loops, forced)
 
 
 def effective_width(d_ffn: int, multiple_of: int) -> int:

@@ -4,12 +4,13 @@ Plain data and torch-free: studies choose interventions, the model carries them 
 """
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from dualpath_cli.base.errors import UserError, did_you_mean
-from dualpath_cli.base.ranges import check_ranges
+from dualpath_cli.base.ranges import Range, check_ranges
 from dualpath_cli.spec.config import ModelConfig
 from dualpath_cli.spec.own_classes import gives_mass
 
@@ -32,6 +33,9 @@ class Intervention:
     """K', the steps that every deep path runs instead of the trained K. The last step
     takes the remaining mass. Below K the router's step index is rescaled to K' steps;
     above K the index of K steps is kept, at most 1, and the K-th gain repeats."""
+    core_loops: int | None = None
+    """R', the repetitions of the core instead of the trained R; beyond R, the gains of
+    the last one repeat."""
     gates: tuple[float, float] | Literal["shuffled"] | None = None
     """(g_d, g_w) of every token in every dual block; or `shuffled`: the learned values
     of g_d, and independently those of g_w, permuted over the positions of each
@@ -43,17 +47,18 @@ class Intervention:
     seed: int = 0
     """Seed of the permutations, and of the random choice."""
     halting: float | None = None
-    """Threshold: a token stops after the first step that leaves this mass or less. The
-    step takes the remaining mass, and later steps of other tokens see the state that
-    the token stopped at."""
+    """Threshold: a token stops after the first step, or repetition of a routed core,
+    that leaves this mass or less. The step takes the remaining mass, and later steps of
+    other tokens see the state that the token stopped at."""
     skip: float | None = None
     """Gate below which a token skips a path of a dual block: h_deep or h_wide is then
     the block's input x, as if the path added nothing, and later tokens see x in all
     steps of the path."""
     kv_slots: int | None = None
     """The most keys and values that a deep path keeps of each token: step k writes slot
-    k mod N, from 0. Tokens of one pass see each other in every step; tokens of earlier
-    passes are seen through their slots. Without a cache each token is a pass."""
+    k mod N, from 0, and repetition r of a core slot r mod N of each layer. Tokens of
+    one pass see each other in every step; tokens of earlier passes are seen through
+    their slots. Without a cache each token is a pass."""
     layers: tuple[int, ...] | None = None
     """Layers, from 0 on, that the intervention applies to; None: all layers."""
     tokens: str | None = None
@@ -64,6 +69,11 @@ class Intervention:
         if self.loops is not None and not _is_whole(self.loops, 1):
             raise ValueError(
                 f"loops must be a whole number from 1 on, not {self.loops!r}"
+            )
+
+        if self.core_loops is not None and not _is_whole(self.core_loops, 1):
+            raise ValueError(
+                f"core_loops must be a whole number from 1 on, not {self.core_loops!r}"
             )
 
         if self.gates is not None and self.gates != SHUFFLED:
@@ -117,7 +127,20 @@ class Intervention:
         if self.seed and not self.needs_whole_text:
             raise ValueError(f"seed={self.seed} needs shuffled gates or random experts")
 
-        others = (self.loops, self.experts, self.halting, self.skip, self.kv_slots)
+        if self.layers is not None and self.core_loops is not None:
+            raise ValueError(
+                f"core_loops={self.core_loops} repeats all layers of the core: leave "
+                "layers out"
+            )
+
+        others = (
+            self.loops,
+            self.core_loops,
+            self.experts,
+            self.halting,
+            self.skip,
+            self.kv_slots,
+        )
         only_gates = all(field is None for field in others)
         if self.layers is not None and only_gates and self.gates is None:
             raise ValueError(
@@ -134,7 +157,7 @@ class Intervention:
 
     @property
     def name(self) -> str:
-        """A short name: `learned`, `K=3`, `gates=1,0`, `shuffled`, `shuffled:7`.
+        """A short name: `learned`, `K=3`, `R=2`, `gates=1,0`, `shuffled`, `shuffled:7`.
 
         Also `experts=1`, `experts=random:7`, `halting=0.1`, `skip=0.2`, `kv_slots=1`;
         layers and tokens follow: `gates=0,1 layers=0,2 tokens=arithmetic`.
@@ -142,6 +165,8 @@ class Intervention:
         parts = []
         if self.loops is not None:
             parts.append(f"K={self.loops}")
+        if self.core_loops is not None:
+            parts.append(f"R={self.core_loops}")
 
         seed = f":{self.seed}" if self.seed else ""
         if self.gates == SHUFFLED:
@@ -195,6 +220,13 @@ class Intervention:
                 f"{config.n_layers - 1}"
             )
 
+        if self.core_loops is not None:
+            if config.core is None:
+                return "the model has no core to repeat"
+            routed = config.core_combination == "router"
+            if routed and config.core_loops == 1 < self.core_loops:
+                return "the core was trained once, so it has no router to weigh more"
+
         numbers = self.layers or range(config.n_layers)
         kinds = {config.block_kinds[number] for number in numbers}
         place = "the model" if self.layers is None else "that part of the model"
@@ -216,17 +248,18 @@ class Intervention:
 
         changes_loops = (self.loops, self.halting, self.kv_slots)
         if any(field is not None for field in changes_loops):
-            if kinds == {"wide"}:
+            has_core = config.core is not None and self.loops is None
+            if kinds == {"wide"} and not has_core:
                 return f"{place} has only wide blocks, so it has no loop"
             problem = self._problem_of_loops(config, numbers)
             if problem:
                 return problem
 
-        if self.halting is not None and not config.routes_steps:
+        if self.halting is not None and not (config.routes_steps or config.routes_core):
             return (
                 "the model has no router, so there is no remaining mass for a threshold"
             )
-        if self.halting is not None and not gives_mass(config):
+        if self.halting is not None and config.routes_steps and not gives_mass(config):
             return (
                 f"combination {config.combination} has no step_probability, so there "
                 "is no remaining mass for a threshold"
@@ -248,11 +281,23 @@ class Intervention:
                 f"{place} was trained with one loop, so it has no router to weigh more"
             )
 
-        most = self.loops or max(loops.values())
-        if self.kv_slots is not None and self.kv_slots >= most:
-            return f"{self.kv_slots} slots leave nothing out of a loop of {most} steps"
+        if self.kv_slots is not None:
+            most = self._most_kept(config, deep)
+            if self.kv_slots >= most:
+                return (
+                    f"{self.kv_slots} slots leave nothing out of a loop of {most} steps"
+                )
 
         return None
+
+    def _most_kept(self, config: ModelConfig, deep: Sequence[int]) -> int:
+        """The most keys and values of a token that a loop keeps: one for each step."""
+        kept = [config.core_loops if self.core_loops is None else self.core_loops]
+        for number in deep:
+            layer = config.layers[number]
+            shared = layer.step_kv == "first"
+            kept.append(1 if shared else self.loops or layer.loops)
+        return max(kept)
 
 
 def _is_whole(value: object, least: int) -> bool:
@@ -292,7 +337,10 @@ def parse_overrides(words: Sequence[str]) -> Intervention | None:
     try:
         change = Intervention(**fields) if fields else None
         # Limits of a command; from Python there are none.
-        most = {"loops": (1, 1000), "kv_slots": (1, 1000), "seed": (0, (1 << 62) - 1)}
+        most: dict[str, Range] = dict.fromkeys(
+            ("loops", "core_loops", "kv_slots"), (1, 1000)
+        )
+        most["seed"] = (0, (1 << 62) - 1)
         check_ranges(change or Intervention(), most)
     except ValueError as error:
         raise UserError(f"--intervention: {error}") from None
@@ -304,11 +352,11 @@ def _parse_override(word: str) -> dict[str, Any]:
     if word.startswith(SHUFFLED):
         text = f"gates={word}"
     else:
-        text = word.replace("K=", "loops=", 1)
+        text = re.sub("^K=", "loops=", re.sub("^R=", "core_loops=", word))
 
     key, equals, value = text.partition("=")
     if not equals or key not in _TYPES:
-        hint = did_you_mean(key, _TYPES) or f"; keys are K, {', '.join(_TYPES)}"
+        hint = did_you_mean(key, _TYPES) or f"; keys are K, R, {', '.join(_TYPES)}"
         raise UserError(f"--intervention '{word}': give KEY=VALUE or {SHUFFLED}{hint}")
 
     # Choices by chance may name their seed.
@@ -323,7 +371,7 @@ def _parse_override(word: str) -> dict[str, Any]:
 
 
 _TYPES: dict[str, type] = dict.fromkeys(
-    ("loops", "experts", "kv_slots", "layers", "seed"), int
+    ("loops", "core_loops", "experts", "kv_slots", "layers", "seed"), int
 )
 _TYPES |= {"gates": float, "halting": float, "skip": float, "tokens": str}
 

@@ -11,9 +11,9 @@ from typing import Any, Literal
 
 from dualpath_cli.base.ranges import Range
 
-ModelPart = Literal["dual_gate", "wide_path", "deep_path", "loops", "experts"]
-"""Parts that some models lack: a gate of two paths, either path, more than one loop,
-experts."""
+ModelPart = Literal["dual_gate", "wide_path", "deep_path", "loops", "core", "experts"]
+"""Parts that some models lack: a gate of two paths, either path, more than one step of
+a deep path, more than one repetition of a core, experts."""
 
 
 @dataclass(frozen=True)

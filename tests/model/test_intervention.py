@@ -12,7 +12,7 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 
 from dualpath_cli.model import AuxiliaryLoss, Intervention, RoutingTrace
-from dualpath_cli.model.layer_pass import shuffled_positions
+from dualpath_cli.model.draws import shuffled_positions
 from dualpath_cli.model.routing import LayerTrace
 from dualpath_cli.spec.config import GATE_OUTPUTS, ModelConfig
 from tests.model import reference

@@ -117,11 +117,11 @@ class _Past(Cache):
         self.open()
 
         slots = (_Slot(self.past, number) for number in count(1))
-        layers = []
-        for layer in self.layers:
-            wide = next(slots)
-            layers.append(LayerCache(wide, [next(slots) for _ in layer.deep]))
-        self.layers = layers
+        for caches in self.layers:
+            for repetition, cache in enumerate(caches):
+                wide = next(slots)
+                deep = [next(slots) for _ in cache.deep]
+                caches[repetition] = LayerCache(wide, deep)
 
     def extend(
         self, count: int, documents_BT: torch.Tensor | None
