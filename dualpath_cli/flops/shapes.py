@@ -42,7 +42,7 @@ def core(config: ModelConfig) -> dict[str, list[Shape]]:
     """Shapes of the core's parameters by part, besides those of its layers."""
     shapes: dict[str, list[Shape]] = {}
     d = config.d_model
-    if config.core is not None and config.injection == "linear":
+    if config.core is not None and config.learns_injection:
         shapes["injection"] = [(d, 2 * d)]
     if config.core is not None and config.routes_core:
         shapes["router"] = [(1, d + 1), (1,)]

@@ -108,18 +108,20 @@ def check_loops(run: RunSettings, model: ModelConfig) -> None:
     """Raises UserError for loops that the model cannot run, and for a phase without a
     step."""
     schedule = run.loop_schedule
-    if run.train_loops is not None and not isinstance(model.loops, int):
+    field = model.varied_loops
+    trained = getattr(model, field)
+    if run.train_loops is not None and not isinstance(trained, int):
         raise UserError("run.train_loops needs one number in model.loops, not a list")
-    if schedule is not None and schedule[-1][1] != model.loops:
+    if schedule is not None and schedule[-1][1] != trained:
         raise UserError(
             f"run.loop_schedule ends with {schedule[-1][1]} loops, but "
-            f"model.loops={model.loops} is validated; end the schedule with this "
+            f"model.{field}={trained} is validated; end the schedule with this "
             "number, or leave it out"
         )
 
     key = "train_loops" if schedule is None else "loop_schedule"
     for number, steps in loop_counts(run).items():
-        problem = Intervention(loops=number).problem(model)
+        problem = Intervention.of_loops(model, number).problem(model)
         if problem:
             raise UserError(f"run.{key} has {number}: {problem}")
         if run.steps and not steps:
@@ -127,6 +129,44 @@ def check_loops(run: RunSettings, model: ModelConfig) -> None:
                 f"run.{key} trains with {number} in none of the run's steps; leave it "
                 "out, or raise run.max_tokens"
             )
+
+    if run.backprop_loops is not None:
+        _check_backprop(run.backprop_loops, model)
+    if run.loop_losses and (model.core is None or model.core_loops == 1):
+        raise UserError(
+            f"run.loop_losses={run.loop_losses:g} has no effect without a core that is "
+            "repeated: set model.core and model.core_loops, or leave it out"
+        )
+
+
+def _check_backprop(last: int, model: ModelConfig) -> None:
+    """Raises UserError if the last loops leave weights before them without a
+    gradient."""
+    key = f"run.backprop_loops={last}"
+    if last >= max(model.most_loops, model.core_loops):
+        raise UserError(f"{key} has no effect, as no loop of the model is longer")
+
+    for number, layer in enumerate(model.layers):
+        if layer.block == "wide" or layer.loops <= last:
+            continue
+        if layer.block == "loop":
+            raise UserError(
+                f"{key} of {layer.loops} steps leaves all weights before layer "
+                f"{number}, a 'loop' block, without a gradient; choose dual blocks, or "
+                f"{layer.loops} or more"
+            )
+        if layer.untied_steps:
+            raise UserError(
+                f"{key} of {layer.loops} steps leaves the sublayers of earlier steps "
+                f"in layer {number} without a gradient, as model.untied_steps gives "
+                "each step its own"
+            )
+
+    if model.core_loops > last and model.injection == "none":
+        raise UserError(
+            f"{key} of {model.core_loops} repetitions leaves all weights before the "
+            "core without a gradient; choose model.injection: add or linear"
+        )
 
 
 def micro_batches(batch_tokens: int, length: int, ranks: int, micro_batch: int) -> int:

@@ -314,6 +314,11 @@ class ModelConfig:
         """Whether the core learns to weigh its repetitions."""
         return self.core_combination == "router" and self.core_loops > 1
 
+    @property
+    def learns_injection(self) -> bool:
+        """Whether the core has a matrix that joins its input to its state."""
+        return self.injection == "linear" and self.core_loops > 1
+
     def indices_of(self, trained: int, forced: int | None = None) -> list[float]:
         """A router's input for each step of a loop that was trained with so many; see
         `LayerConfig.step_indices`."""

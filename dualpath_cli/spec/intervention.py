@@ -155,6 +155,13 @@ class Intervention:
                 "else: all tokens share the loop"
             )
 
+    @classmethod
+    def of_loops(cls, model: ModelConfig, loops: int) -> "Intervention":
+        """Forces what draws and schedules of loops vary: R with a core, else K."""
+        if model.core is None:
+            return cls(loops=loops)
+        return cls(core_loops=loops)
+
     @property
     def name(self) -> str:
         """A short name: `learned`, `K=3`, `R=2`, `gates=1,0`, `shuffled`, `shuffled:7`.
@@ -223,9 +230,13 @@ class Intervention:
         if self.core_loops is not None:
             if config.core is None:
                 return "the model has no core to repeat"
-            routed = config.core_combination == "router"
-            if routed and config.core_loops == 1 < self.core_loops:
-                return "the core was trained once, so it has no router to weigh more"
+            learns = {
+                "router to weigh more": config.core_combination == "router",
+                "injection for more": config.injection == "linear",
+            }
+            for part, needed in learns.items():
+                if needed and config.core_loops == 1 < self.core_loops:
+                    return f"the core was trained once, so it has no {part}"
 
         numbers = self.layers or range(config.n_layers)
         kinds = {config.block_kinds[number] for number in numbers}

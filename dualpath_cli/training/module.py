@@ -19,6 +19,7 @@ from dualpath_cli.spec.config import Checkpointing, ModelConfig
 from dualpath_cli.spec.own_classes import own_roles
 from dualpath_cli.training import internals
 from dualpath_cli.training.data_module import TokenBatch
+from dualpath_cli.training.loop_weights import is_unused
 from dualpath_cli.training.optim import build_optimizer, build_scheduler
 from dualpath_cli.training.parallel import allow_graphs, build_model, sharding_mesh
 from dualpath_cli.training.step import train_step
@@ -42,12 +43,15 @@ class DualPathModule(StepState):
         weights: Path | None = None,
         step_loops: StepLoops | None = None,
         micro_batch: int | None = None,
+        backprop_loops: int | None = None,
+        loop_losses: float = 0.0,
     ) -> None:
         """`seed` draws the initial weights; with None they are loaded: from the folder
         `weights`, or by the Trainer, which continues a run. Sharded gradients are
         reduced in `reduce_dtype`; None is the gradients' type. Without `step_loops`
         each step trains with the model's loops. A step trains on `micro_batch`
-        sequences at a time; None: on all of a rank's at once.
+        sequences at a time; None: on all of a rank's at once. `backprop_loops` and
+        `loop_losses` are those of `RunSettings`.
         """
         super().__init__(
             config,
@@ -56,6 +60,8 @@ class DualPathModule(StepState):
             compile_blocks=compile_blocks,
             step_loops=step_loops,
             micro_batch=micro_batch,
+            backprop_loops=backprop_loops,
+            loop_losses=loop_losses,
         )
         self.seed = seed
         self.checkpointing = checkpointing
@@ -192,12 +198,17 @@ class DualPathModule(StepState):
 
     def _matrices(self) -> dict[str, torch.Tensor]:
         """The matrices that must get a gradient, by name."""
+        fewest = None
+        if self.step_loops is not None:
+            fewest = min(self.step_loops.counts())
+
         kinds = {"embedding", "head", "hidden", "gate"} - set(own_roles(self.config))
         matrices: dict[str, torch.Tensor] = {}
         for name, parameter in self.model.named_parameters():
             if parameter.ndim < 2:
                 continue
+            sometimes = fewest is not None and is_unused(name, self.config, fewest)
             kind = kind_of(name, self.config, parameter.ndim).kind
-            if kind in kinds:
+            if kind in kinds and not sometimes:
                 matrices[name] = parameter
         return matrices

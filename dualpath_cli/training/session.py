@@ -144,6 +144,8 @@ def build_session(
         reduce_dtype=parallel.reduce_dtype(settings.run),
         weights=weights,
         step_loops=step_loops(settings.run, seed) if training else None,
+        backprop_loops=settings.run.backprop_loops,
+        loop_losses=settings.run.loop_losses,
         micro_batch=settings.run.micro_batch,
     )
     datamodule = DualPathDataModule(
@@ -251,8 +253,8 @@ def _callbacks_of_training(
         FaintGradients(say),
     ]
     if run.gates_every:
-        most_loops = launch.settings.model.most_loops
-        callbacks.append(RoutingLog(folder, run.gates_every, most_loops))
+        model = launch.settings.model
+        callbacks.append(RoutingLog(folder, run.gates_every, model))
 
     # After all callbacks that write rows.
     checkpoints = Checkpoints(folder, run)

@@ -4,8 +4,8 @@ A batch of the loader is this rank's share of a step, and `train_step` is all th
 happens to it. Lightning calls it (manual optimization), and counts a call as a step.
 
 A step's number of loops (run.train_loops, run.loop_schedule) is forced as in `ablate`.
-Weights of loop steps that the schedule has not reached yet do not move: their gradient
-is zero, and `freeze_later_loops` undoes decay.
+Weights of loops that the schedule has not reached yet do not move: their gradient is
+zero, and `freeze_later_loops` undoes decay.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,18 +19,17 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from dualpath_cli.model import AuxiliaryLoss
-from dualpath_cli.run.weights import own_part
+from dualpath_cli.model.layer_pass import ModelPass
 from dualpath_cli.spec.intervention import Intervention
 from dualpath_cli.training.data_module import TokenBatch
 from dualpath_cli.training.graphs import Losses, MicroBatchGraph
 from dualpath_cli.training.guard import BadStep
-from dualpath_cli.training.parallel import sharded_as
+from dualpath_cli.training.loop_weights import (
+    freeze_later_loops,
+    reset_unused_gradients,
+    unused_weights,
+)
 from dualpath_cli.training.step_state import StepState
-
-_ROUTER = ".deep.router."
-"""In the names of weights that a single loop does not use."""
-_BY_STEP = (".deep.gains", ".deep.film")
-"""Ends of names of weights with a row for each loop step."""
 
 
 def train_step(module: StepState, batch: TokenBatch) -> torch.Tensor:
@@ -62,8 +61,9 @@ def train_step(module: StepState, batch: TokenBatch) -> torch.Tensor:
         losses.append(made.loss)
         module.count(made, targets)
 
-    if module.forced_loops == 1:
-        reset_router_gradients(model, module.most_loops)
+    config = module.config
+    if module.forced_loops is not None:
+        reset_unused_gradients(model, config, module.forced_loops, module.most_loops)
 
     module.grad_norm = clip_gradients(module)
     # The only wait for the device in an optimizer step: 0.2 ms on a CPU with 9M
@@ -78,7 +78,8 @@ def train_step(module: StepState, batch: TokenBatch) -> torch.Tensor:
         optimizer.zero_grad()  # the optimizer skips weights without a gradient
 
     grows = module.step_loops is not None
-    with freeze_later_loops(model, module.most_loops) if grows else nullcontext():
+    frozen = freeze_later_loops(model, config, module.most_loops)
+    with frozen if grows else nullcontext():
         optimizer.step()
 
     module.expert_loads.end_step(model, made=module.bad_step is None)
@@ -116,15 +117,24 @@ def add_gradients(
 def losses_of(module: StepState, tokens: torch.Tensor, targets: torch.Tensor) -> Losses:
     """The losses of a micro-batch, (B, T) each, with the step's loops."""
     loops = module.forced_loops
-    forced = None if loops is None else Intervention(loops=loops)
-    auxiliary = AuxiliaryLoss()
-    nll = module.model(tokens, targets, auxiliary=auxiliary, intervention=forced)
+    forced = None
+    if loops is not None:
+        forced = Intervention.of_loops(module.config, loops)
+
+    auxiliary = AuxiliaryLoss(module.loop_losses)
+    nll = module.model(
+        tokens,
+        targets,
+        auxiliary=auxiliary,
+        intervention=forced,
+        model_pass=ModelPass(module.backprop_loops),
+    )
     loss = nll.mean() + auxiliary.total
 
     # Adds nothing; DDP waits for gradients of all weights.
-    if loops == 1 and module.device_mesh is None:
-        unused = sum(parameter.sum() for parameter in _router_of(module.model))
-        loss = loss + 0 * unused
+    if loops is not None and module.device_mesh is None:
+        unused = unused_weights(module.model, module.config, loops).values()
+        loss = loss + 0 * sum(parameter.sum() for parameter in unused)
 
     return Losses(loss, nll, auxiliary.loads)
 
@@ -150,56 +160,3 @@ def clip_gradients(module: StepState) -> torch.Tensor:
     limit = module.optim.clip if module.optim.clip > 0 else float("inf")
     norm = nn.utils.clip_grad_norm_(module.trained, limit)
     return norm.full_tensor() if isinstance(norm, DTensor) else norm
-
-
-def _router_of(model: nn.Module) -> list[nn.Parameter]:
-    return [
-        parameter for name, parameter in model.named_parameters() if _ROUTER in name
-    ]
-
-
-def reset_router_gradients(model: nn.Module, most: int) -> None:
-    """Replaces the gradients of routers after a step with one loop.
-
-    They become None, so that the optimizer skips them. They become zero if no step so
-    far had more than one loop (`most`): sharded checkpoints need the optimizer's state
-    of all weights.
-    """
-    for parameter in _router_of(model):
-        parameter.grad = torch.zeros_like(parameter) if most == 1 else None
-
-
-@contextmanager
-def freeze_later_loops(model: nn.Module, most: int) -> Iterator[None]:
-    """Keeps the weights of loop steps after the first `most` unchanged, bit by bit."""
-    kept: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            later = _entries_of_later_loops(name, parameter, most)
-            if later is not None:
-                part = own_part(parameter)
-                kept.append((part, part.clone(), later))
-
-    yield
-
-    with torch.no_grad():
-        for part, before, later in kept:
-            part.copy_(torch.where(later, before, part))
-
-
-def _entries_of_later_loops(
-    name: str, parameter: torch.Tensor, most: int
-) -> torch.Tensor | None:
-    """True at this rank's entries of steps after the first `most`, if any."""
-    part = own_part(parameter)
-    if name.endswith(_BY_STEP) and most < len(parameter):
-        steps = torch.arange(len(parameter), device=parameter.device)
-        own_steps = own_part(sharded_as(parameter, steps))
-        later = own_steps >= most
-        to_all_columns = (-1, *[1] * (part.ndim - 1))
-        return later.view(to_all_columns)
-
-    if _ROUTER in name and most == 1:
-        return torch.ones_like(part, dtype=torch.bool)
-
-    return None

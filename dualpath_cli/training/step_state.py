@@ -35,6 +35,8 @@ class StepState(LightningModule):
         compile_blocks: bool,
         step_loops: StepLoops | None,
         micro_batch: int | None,
+        backprop_loops: int | None,
+        loop_losses: float,
     ) -> None:
         """See `DualPathModule`; `train_loss` collects the losses of steps."""
         super().__init__()
@@ -44,6 +46,8 @@ class StepState(LightningModule):
         self.compile_blocks = compile_blocks
         self.step_loops = step_loops
         self.micro_batch = micro_batch
+        self.backprop_loops = backprop_loops
+        self.loop_losses = loop_losses
         self.model = None  # type: ignore[assignment]
 
         self.train_loss = train_loss
@@ -69,16 +73,19 @@ class StepState(LightningModule):
             return None
 
         loops = self.step_loops.at(self.trainer.global_step)
-        return None if loops == self.config.loops else loops
+        trained = getattr(self.config, self.config.varied_loops)
+        return None if loops == trained else loops
 
     @property
     def most_loops(self) -> int:
         """The most loops that steps up to this one can have run."""
+        model = self.config
+        trained = model.most_loops if model.core is None else model.core_loops
         if self.step_loops is None:
-            return self.config.most_loops
+            return trained
 
         choices = self.step_loops.choices(self.trainer.global_step)
-        return max(choices) if choices else self.config.most_loops
+        return max(choices) if choices else trained
 
     def count(self, made: Losses, targets: torch.Tensor) -> None:
         """Adds a micro-batch to the rows of metrics.csv; `targets` are (B, T).

@@ -49,7 +49,7 @@ from dualpath_cli.run.tables import (
     is_validated,
     read_table,
 )
-from dualpath_cli.spec.config import Kind, ModelConfig
+from dualpath_cli.spec.config import Kind, LayerConfig, ModelConfig
 from dualpath_cli.training import internals
 from dualpath_cli.training.balance import COLUMNS
 from dualpath_cli.training.guard import SkipReason
@@ -331,12 +331,23 @@ def _status(row: CsvRow) -> str:
 
 
 class RoutingLog(Callback):
-    """Writes a row per layer; gains are after the softplus (s in Eq. 1)."""
+    """Writes a row per layer; gains are after the softplus (s in Eq. 1).
 
-    def __init__(self, run_folder: Path, every: int, loops: int) -> None:
+    A layer of the core has means over its repetitions, and gains of each.
+    """
+
+    def __init__(self, run_folder: Path, every: int, model: ModelConfig) -> None:
         self.every = every
-        self.gain_columns = [f"gain_deep_{k}" for k in range(1, loops + 1)]
-        columns = [*TABLE_COLUMNS[ROUTING], *self.gain_columns, "gain_wide"]
+        repetitions = range(1, model.core_loops + 1)
+        steps = range(1, model.most_loops + 1)
+        self.gain_columns = [
+            _of_repetition(f"gain_deep_{k}", r) for r in repetitions for k in steps
+        ]
+        self.wide_columns = [_of_repetition("gain_wide", r) for r in repetitions]
+
+        columns = [*TABLE_COLUMNS[ROUTING], *self.gain_columns, *self.wide_columns]
+        if model.routes_core:
+            columns.append(CORE_COLUMN)
         self.table = CsvTable(run_folder / ROUTING, columns)
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
@@ -375,21 +386,45 @@ class RoutingLog(Callback):
             model(tokens, trace=trace)
 
         rows: list[CsvRow] = []
-        for layer, block in zip(trace.layers, model.blocks, strict=True):
-            row: CsvRow = {"layer": len(rows)}
+        for number, block in enumerate(model.blocks):
+            row: CsvRow = {"layer": number}
+            applications = [own for own in trace.layers if own.layer == number]
             for column in ("gate_deep", "gate_wide", "expected_loops"):
-                values = getattr(layer, column)
-                if values is not None:
-                    row[column] = values.float().mean().item()
+                values = [getattr(own, column) for own in applications]
+                if values[0] is not None:
+                    row[column] = torch.stack(values).float().mean().item()
 
             assert isinstance(block, DualPathBlock)
-            if block.kind != "wide":
-                gains = _gains(block.deep.gains)
-                row |= dict(zip(self.gain_columns, gains, strict=False))
-            if block.kind != "loop":
-                (row["gain_wide"],) = _gains(block.wide.gain)
+            row |= self._gains_of(block, model.config.layers[number])
             rows.append(row)
+
+        if trace.core is not None and model.config.routes_core:
+            expected = trace.core.expected_loops
+            assert expected is not None
+            _, core, _ = model.config.stretches
+            for number in core:
+                rows[number][CORE_COLUMN] = expected.float().mean().item()
         return rows
+
+    def _gains_of(self, block: DualPathBlock, layer: LayerConfig) -> CsvRow:
+        row: CsvRow = {}
+        if block.kind != "wide":
+            gains = iter(_gains(block.deep.gains))
+            for r in range(1, layer.core_loops + 1):
+                for k in range(1, layer.loops + 1):
+                    row[_of_repetition(f"gain_deep_{k}", r)] = next(gains)
+        if block.kind != "loop":
+            gains = iter(_gains(block.wide.gain))
+            row |= dict(zip(self.wide_columns, gains, strict=False))
+        return row
+
+
+CORE_COLUMN = "expected_core_loops"
+
+
+def _of_repetition(column: str, r: int) -> str:
+    """A column of repetition r of the core, from 1."""
+    return column if r == 1 else f"{column}_r{r}"
 
 
 def _gains(parameter: torch.Tensor) -> list[float]:

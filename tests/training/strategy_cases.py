@@ -59,6 +59,16 @@ UNEVEN: dict[str, Any] = {
     "n_experts": [3, 0],
     "step_conditioning": "film",
 }
+CORE: dict[str, Any] = {
+    "n_layers": 3,
+    "block": ["wide", "dual", "wide"],
+    "core": [1, 1],
+    "core_loops": 2,
+    "injection": "linear",
+    "core_combination": "router",
+    "n_experts": [0, 3, 0],
+}
+"""A core of one layer with experts; its earlier repetition has a loss, too."""
 FEW_ROWS = {"n_heads": 8, "n_kv_heads": 1, "n_experts": 3}
 """Keys and values of two rows, and biases of three, leave some of four ranks without
 one."""
@@ -84,11 +94,16 @@ class Case:
     steps: int = STEPS  # of the schedule's STEPS; the rest is left out
     loops: Literal["scheduled", "drawn"] | None = None
     """Whether steps run one or two loops, and have a FiLM each."""
+    core: bool = False
+    """Whether the model is CORE, with losses of its loops; `loops` are then R."""
 
     @property
     def reference(self) -> str:
         """The case of one process that trains the same."""
         plain = "muon" if self.muon else "tied" if self.tied else "untied"
+        if self.core:
+            plain = "core"
+            return f"core, {self.loops}" if self.loops else plain
         return self.loops or plain
 
     @property
@@ -96,6 +111,8 @@ class Case:
         config = replace(
             MODEL, **(UNEVEN if self.tied else FEW_ROWS if self.muon else {})
         )
+        if self.core:
+            return replace(config, **CORE)
         if self.loops is not None:
             config = replace(config, step_conditioning="film")
         if self.own:
@@ -184,6 +201,8 @@ def train(case: Case, ranks: int, folder: Path) -> None:
         reduce_dtype=reduce_dtype(case.run),
         step_loops=None if case.loops is None else LOOPS[case.loops],
         micro_batch=SEQUENCES // ranks // case.accumulate,
+        loop_losses=0.3 if case.core else 0.0,
+        backprop_loops=1 if case.core else None,
     )
     recorder, meter = Recorder(), Meter(step=3, accumulate=case.accumulate)
     strategy = build_strategy(case.strategy, case.run)

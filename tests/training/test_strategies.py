@@ -44,6 +44,8 @@ REFERENCES = [
     Case("scheduled", loops="scheduled"),
     Case("drawn", loops="drawn"),
     Case("muon", muon=True),
+    Case("core", core=True),
+    Case("core, drawn", core=True, loops="drawn"),
 ]
 MIXED = [Case("mixed", precision="bf16-mixed", steps=SOME)]
 
@@ -54,6 +56,7 @@ SMOKE = [
     ),
     Case("ddp, scheduled", "ddp", loops="scheduled", accumulate=2),
     Case("fsdp, muon", "fsdp", muon=True, accumulate=2),
+    Case("fsdp, core", "fsdp", core=True, accumulate=2),
 ]
 
 TWO = [
@@ -71,6 +74,10 @@ TWO = [
     Case("fsdp, first phase", "fsdp", loops="scheduled", steps=SOME),
     Case("ddp, muon", "ddp", muon=True),
     Case("fsdp, muon, mixed", "fsdp", muon=True, precision="bf16-mixed", steps=SOME),
+    Case("ddp, core", "ddp", core=True, checkpointing="selective"),
+    Case("ddp, core, drawn", "ddp", core=True, loops="drawn"),
+    Case("fsdp, core, drawn", "fsdp", core=True, loops="drawn", compiled=True),
+    Case("fsdp, core, full", "fsdp", core=True, checkpointing="full"),
 ]
 
 FOUR = [
