@@ -32,8 +32,8 @@ KINDS = {
     "*.down_proj.weight": ParameterKind("hidden", "normal_by_depth"),
     "*.ffn.balance_bias": ParameterKind("biases", "zero"),  # without a gradient
     "core.injection.weight": ParameterKind("hidden", "zero"),
-    "*router.weight": ParameterKind("router", "normal"),
-    "*router.bias": ParameterKind("biases", "zero"),
+    "*.router.weight": ParameterKind("router", "normal"),
+    "*.router.bias": ParameterKind("biases", "zero"),
     "*.gate.proj.weight": ParameterKind("gate", "zero"),
     "*.gate.proj.bias": ParameterKind("biases", "zero"),
     "*.deep.gains": ParameterKind("gains", "gain_init"),

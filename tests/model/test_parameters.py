@@ -41,6 +41,7 @@ VARIANTS = [
     small(step_conditioning="film"),
     small(**UNEVEN),
     small(n_experts=3, top_k=1),
+    small(core=[0, 1], core_loops=2, injection="linear", core_combination="router"),
 ]
 
 

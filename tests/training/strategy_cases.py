@@ -202,7 +202,7 @@ def train(case: Case, ranks: int, folder: Path) -> None:
         step_loops=None if case.loops is None else LOOPS[case.loops],
         micro_batch=SEQUENCES // ranks // case.accumulate,
         loop_losses=0.3 if case.core else 0.0,
-        backprop_loops=1 if case.core else None,
+        backprop_loops=1 if case.core and case.loops else None,
     )
     recorder, meter = Recorder(), Meter(step=3, accumulate=case.accumulate)
     strategy = build_strategy(case.strategy, case.run)

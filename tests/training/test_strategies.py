@@ -44,9 +44,8 @@ REFERENCES = [
     Case("scheduled", loops="scheduled"),
     Case("drawn", loops="drawn"),
     Case("muon", muon=True),
-    Case("core", core=True),
-    Case("core, drawn", core=True, loops="drawn"),
 ]
+OF_CORES = [Case("core", core=True), Case("core, drawn", core=True, loops="drawn")]
 MIXED = [Case("mixed", precision="bf16-mixed", steps=SOME)]
 
 SMOKE = [
@@ -74,6 +73,8 @@ TWO = [
     Case("fsdp, first phase", "fsdp", loops="scheduled", steps=SOME),
     Case("ddp, muon", "ddp", muon=True),
     Case("fsdp, muon, mixed", "fsdp", muon=True, precision="bf16-mixed", steps=SOME),
+]
+CORES = [
     Case("ddp, core", "ddp", core=True, checkpointing="selective"),
     Case("ddp, core, drawn", "ddp", core=True, loops="drawn"),
     Case("fsdp, core, drawn", "fsdp", core=True, loops="drawn", compiled=True),
@@ -110,12 +111,20 @@ FOUR = [
 
 EXACT = [
     case
-    for case in SMOKE + TWO + FOUR
+    for case in SMOKE + TWO + CORES + FOUR
     if case.precision == "32-true" and case.steps == STEPS
 ]
 """Cases whose losses are those of one process to 1e-5."""
 
-GROUPS = [(1, REFERENCES), (1, MIXED), (2, SMOKE), (2, TWO), (4, FOUR)]
+GROUPS = [
+    (1, REFERENCES),
+    (1, OF_CORES),
+    (1, MIXED),
+    (2, SMOKE),
+    (2, TWO),
+    (2, CORES),
+    (4, FOUR),
+]
 rare = pytest.mark.slow
 
 
@@ -192,7 +201,7 @@ def test_weights_of_steps_that_are_not_run_rest_wherever_they_lie(case, folder):
 
 PLANNED = [
     case
-    for case in SMOKE + TWO + FOUR
+    for case in SMOKE + TWO + CORES + FOUR
     # Muon's matrices travel in bfloat16, as planned, where products are in it.
     if case.loops is None and (not case.muon or case.precision == "bf16-mixed")
 ]
