@@ -17,6 +17,7 @@ from dualpath_cli.model.draws import expert_draws, shuffled_positions
 from dualpath_cli.model.layer_pass import (
     PLAIN,
     AuxiliaryLoss,
+    Draws,
     LayerPasses,
     ModelPass,
 )
@@ -75,12 +76,12 @@ class DualPathLM(nn.Module):
         application of a layer, under the `intervention` if there is one. An
         intervention applies where `token_mask` (B, T) is True: at tokens that are not
         padding, or that are of the class `Intervention.tokens`; without a mask,
-        everywhere. `auxiliary` collects
-        the auxiliary losses of feed-forwards, and those of the core's earlier
-        repetitions, which the returned losses exclude.
+        everywhere. `auxiliary` collects the auxiliary losses of feed-forwards, and
+        those of the core's earlier repetitions, which the returned losses exclude.
         `embeds` (B, T, D) replace the tokens' embeddings. Without `head`, the head's
-        input (B, T, D) is returned. `model_pass` is for `decoding`, whose `forward`
-        also takes padding, a cache, and interventions that leave steps or paths out.
+        input (B, T, D) is returned. `model_pass` cuts gradients in training; that of
+        `decoding`, whose `forward` also takes padding and a cache, leaves steps or
+        paths out.
 
         Raises:
             ValueError: if the intervention makes no sense for this model, needs the
@@ -95,7 +96,6 @@ class DualPathLM(nn.Module):
             x_BTD = x_BTD.bfloat16()
 
         positions = model_pass.positions(self.config, tokens, like=x_BTD)
-        orders, draws = self._drawn(intervention, tokens, token_mask)
         passes = LayerPasses(
             self.config,
             model_pass,
@@ -104,8 +104,7 @@ class DualPathLM(nn.Module):
             trace,
             intervention,
             token_mask,
-            orders,
-            draws,
+            *self._drawn(intervention, tokens, token_mask),
         )
 
         prelude, core, coda = self.config.stretches
@@ -168,19 +167,24 @@ class DualPathLM(nn.Module):
         intervention: Intervention | None,
         tokens: torch.Tensor,
         token_mask: torch.Tensor | None,
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    ) -> tuple[Draws, Draws]:
         """`shuffled_positions` and `expert_draws`, if an intervention needs them."""
         if intervention is None:
-            return None, None
+            return {}, {}
 
-        orders = draws = None
-        count = len(self.config.applications(intervention.core_loops))
+        orders: Draws = {}
+        draws: Draws = {}
+        seed = intervention.seed
+        applications = self.config.applications(intervention.core_loops)
+        count = len(applications)
         if intervention.gates == SHUFFLED:
-            orders = shuffled_positions(tokens, token_mask, count, intervention.seed)
+            order_LB2T = shuffled_positions(tokens, token_mask, count, seed)
+            orders = dict(zip(applications, order_LB2T, strict=True))
 
         if intervention.experts == RANDOM:
             most = max(layer.n_experts for layer in self.config.layers)
-            draws = expert_draws(tokens, token_mask, count, most, intervention.seed)
+            draws_LBTE = expert_draws(tokens, token_mask, count, most, seed)
+            draws = dict(zip(applications, draws_LBTE, strict=True))
 
         return orders, draws
 

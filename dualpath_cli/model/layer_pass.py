@@ -3,11 +3,11 @@
 Training takes plain passes, each method of which is one call of the equations.
 `decoding` derives passes that keep keys and values, and that leave steps and paths out.
 
-Shapes: B batch, T positions, D model width, H heads, N head size, L applications of
-layers, R repetitions of the core, E experts, C of them chosen.
+Shapes: B batch, T positions, D model width, H heads, N head size, R repetitions of
+the core, K steps of a deep path, E experts, C of them chosen.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -298,6 +298,10 @@ def without_gradient(
     return h_BTD.detach()
 
 
+Draws = Mapping[tuple[int, int], torch.Tensor]
+"""Draws of an intervention by layer and repetition, both from 0; empty without."""
+
+
 @dataclass
 class LayerPasses:
     """Makes the `LayerPass` of each application of a layer in one forward pass."""
@@ -309,14 +313,13 @@ class LayerPasses:
     trace: RoutingTrace | None = None
     intervention: Intervention | None = None
     token_mask: torch.Tensor | None = None
-    orders: torch.Tensor | None = None
-    """From `shuffled_positions`, (L, B, 2, T)."""
-    draws: torch.Tensor | None = None
-    """From `expert_draws`, (L, B, T, E)."""
+    orders: Draws = field(default_factory=dict)
+    """From `shuffled_positions`, (B, 2, T)."""
+    draws: Draws = field(default_factory=dict)
+    """From `expert_draws`, (B, T, E)."""
 
     def of(self, number: int, repetition: int = 0) -> LayerPass:
         """The pass of a layer in a repetition of the core, both from 0."""
-        place = self._place(number, repetition)
         intervention = self.intervention
         plain = LayerPass(
             self.positions,
@@ -324,8 +327,8 @@ class LayerPasses:
             None if self.trace is None else self.trace.add_layer(number, repetition),
             None if intervention is None else intervention.within(number),
             self.token_mask,
-            None if self.orders is None else self.orders[place],
-            None if self.draws is None else self.draws[place],
+            self.orders.get((number, repetition)),
+            self.draws.get((number, repetition)),
             self._gains_of(number, repetition),
             self.model_pass.backprop_loops,
         )
@@ -341,16 +344,6 @@ class LayerPasses:
             None if self.trace is None else self.trace.begin_core(),
             self.token_mask,
         )
-
-    def _place(self, number: int, repetition: int) -> int:
-        """The place of an application in the order of the pass, from 0."""
-        prelude, core, _ = self.config.stretches
-        if number < len(prelude) + len(core):
-            return number + repetition * len(core)
-
-        change = self.intervention
-        forced = None if change is None else change.core_loops
-        return number + (len(self.config.applications(forced)) - self.config.n_layers)
 
     def _gains_of(self, number: int, repetition: int) -> torch.Tensor | None:
         """`LayerPass.repetition`: beyond R, the last one's gains."""
