@@ -9,7 +9,7 @@ import json
 import re
 import sys
 from argparse import SUPPRESS
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from os.path import isfile
@@ -168,41 +168,6 @@ def read_arguments(command: Command, given: Sequence[str]) -> Arguments:
     return Arguments(command, tuple(texts))
 
 
-@dataclass(frozen=True)
-class _KnownOptions:
-    """The options of a parser, as users may write them."""
-
-    by_plain_name: dict[str, str]  # without leading dashes, and with _ for -
-    counts: dict[str, Any]  # argparse's nargs, by option
-
-    def expand_short(self, argument: str) -> str:
-        """`-cNAME` as `-c=NAME`."""
-        option = argument[:2]
-        rest = argument[2:]
-        if option in self.counts and rest and not rest.startswith("="):
-            return f"{option}={rest}"
-        return argument
-
-    def name_of(self, option: str) -> str:
-        """The name in the parser: dashes and underscores are the same."""
-        return self.by_plain_name.get(_plain_name(option), option)
-
-    def takes_one(self, option: str) -> bool:
-        """Whether an option has one value, as entries of a mapping in the recipe do."""
-        return self.counts.get(option, 0) is None or _is_entry(option)
-
-    def takes_many(self, option: str) -> bool:
-        return self.counts.get(option) == "+"
-
-
-def _plain_name(option: str) -> str:
-    return option.lstrip("-").replace("-", "_")
-
-
-def _is_entry(option: str) -> bool:
-    return option.startswith("--") and "." in option
-
-
 def join_values(given: Sequence[str], parser: Parser) -> list[str]:
     """Writes options by their names in the parser, with a single value as
     `--option=value`.
@@ -211,37 +176,50 @@ def join_values(given: Sequence[str], parser: Parser) -> list[str]:
     but not with two. A section is a mapping or, as in Lightning, the path of a file
     with one.
     """
-    known = _KnownOptions(
-        {_plain_name(option): option for option in parser.options().values()},
-        {
-            option: action.nargs
-            for action in actions_of(parser)
-            for option in action.option_strings
-        },
-    )
+    options = parser.options()
+    names = {name.replace("-", "_"): option for name, option in options.items()}
+    nargs = {
+        option: action.nargs
+        for action in actions_of(parser)
+        for option in action.option_strings
+    }
     joined: list[str] = []
     rest = [*reversed(given)]  # the next argument is the last one
     while rest:
-        argument = known.expand_short(rest.pop())
+        argument = rest.pop()
         if argument.startswith("-"):
-            argument = _with_value(argument, rest, known)
+            argument = _with_value(argument, rest, names, nargs)
         joined.append(argument)
     return joined
 
 
-def _with_value(argument: str, rest: list[str], known: _KnownOptions) -> str:
-    """An option with its value, which is taken from the arguments that follow."""
+def _with_value(
+    argument: str, rest: list[str], names: Mapping[str, str], nargs: Mapping[str, Any]
+) -> str:
+    """An option with its value, which is taken from the arguments that follow.
+
+    `names` are the parser's, by the name with _ for - and without leading dashes;
+    `nargs` are argparse's numbers of values.
+    """
+    short = argument[:2]
+    after = argument[2:]
+    if short in nargs and after and not after.startswith("="):
+        argument = f"{short}={after}"  # -cNAME
+
     option, equals, value = argument.partition("=")
-    option = known.name_of(option)
-    takes_one = known.takes_one(option)
+    option = names.get(option.lstrip("-").replace("-", "_"), option)
     has_value = bool(equals)
+    # An entry of a mapping in the recipe is no option of the parser.
+    is_entry = option.startswith("--") and "." in option
+    takes_one = is_entry or nargs.get(option, 0) is None
+    takes_many = nargs.get(option) == "+"
 
     if rest and not has_value:
         following = rest[-1]
         if takes_one and not following.startswith("--"):
             value = rest.pop()
             has_value = True
-        elif known.takes_many(option) and re.match("-[^-]", following):
+        elif takes_many and re.match("-[^-]", following):
             value = rest.pop()
             has_value = True
             # The option again, for its further values.
@@ -252,7 +230,7 @@ def _with_value(argument: str, rest: list[str], known: _KnownOptions) -> str:
     if lacks_value or (option.startswith("--") and value == "--"):
         raise UserError(f"{option} needs a value")
     is_section = option.removeprefix("--") in SECTIONS
-    has_recipe = "run.name" in known.by_plain_name
+    has_recipe = "run.name" in names
     if is_section and has_recipe and isfile(value):
         value = _section_in_file(option, value)
     return f"{option}={value}" if has_value else option
