@@ -24,7 +24,7 @@ from dualpath_cli.training.session import as_list, build_session
 
 
 class DualPathCLI(LightningCLI):
-    """Runs a command's task on a checked launch.
+    """Builds the session of a checked launch.
 
     The parser has only Trainer's arguments, and reads the recipe's section.
     """
@@ -65,20 +65,18 @@ class DualPathCLI(LightningCLI):
         module = resolve_name(self.command.module)
         self.session = build_session(launch, built, module, self.command.name)
 
-    def after_instantiate_classes(self) -> None:
-        assert self.command.task is not None
-        resolve_name(self.command.task)(self.session)
-
 
 def run_task(command: Command, launch: TrainingLaunch | StudyLaunch) -> None:
-    """Runs a command's task through LightningCLI.
+    """Runs a command's task on the session that LightningCLI builds.
 
     A training too large for the GPU begins again once, with half the micro-batch.
     """
     _quiet()
+    assert command.task is not None
+    task = resolve_name(command.task)
     settings = launch.settings
     try:
-        DualPathCLI(command, launch)
+        task(DualPathCLI(command, launch).session)
         return
     except OutOfMemory as failure:
         half = failure.half
@@ -95,7 +93,7 @@ def run_task(command: Command, launch: TrainingLaunch | StudyLaunch) -> None:
         sys.stdout,
     )
     halved = replace(settings, run=replace(settings.run, micro_batch=half))
-    DualPathCLI(command, replace(launch, settings=halved))
+    task(DualPathCLI(command, replace(launch, settings=halved)).session)
 
 
 _NEEDLESS_WARNINGS = (

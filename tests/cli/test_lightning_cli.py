@@ -72,7 +72,6 @@ def test_lightning_reads_the_words_as_the_light_parser_has_checked_them(
 
     monkeypatch.setattr(ArgumentParser, "parse_args", counted)
     checked = launch.training(read_arguments(COMMANDS["fit"], given))
-    monkeypatch.setattr(lightning, "resolve_name", lambda name: lambda session: None)
     found = lightning.DualPathCLI(COMMANDS["fit"], checked).config.trainer
     assert len(parsed) == len(set(parsed)), "each word is parsed once"
     settings, built_ones = (
