@@ -56,27 +56,21 @@ def check_definition(definition: Definition, origin: str) -> None:
     That every byte is a token, and the kind of the normaliser, do not show when a text
     is encoded. NFC, which texts are in, passes. `origin` names the tokenizer.
     """
-    reason = _unusable_because(definition)
-    if reason:
-        raise UserError(
-            f"tokenizer '{origin}': {reason}; give a byte-level BPE such as GPT-2's, "
-            "which can write any text"
-        )
-
-
-def _unusable_because(definition: Definition) -> str | None:
     model = definition["model"]
-    if model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
-        return "it marks parts of words"  # on which `tokenizers` may panic
-
-    missing = lacking_bytes(definition) - _RARE_BYTES
-    if missing:
-        return f"its vocabulary lacks {len(missing)} of the 256 bytes"
-
     normalizer = definition.get("normalizer")
-    if normalizer is not None and normalizer.get("type") != "NFC":
-        return f"its normaliser {normalizer.get('type')} changes the text"
-    return None
+    if model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
+        reason = "it marks parts of words"  # on which `tokenizers` may panic
+    elif missing := lacking_bytes(definition) - _RARE_BYTES:
+        reason = f"its vocabulary lacks {len(missing)} of the 256 bytes"
+    elif normalizer is not None and normalizer.get("type") != "NFC":
+        reason = f"its normaliser {normalizer.get('type')} changes the text"
+    else:
+        return
+
+    raise UserError(
+        f"tokenizer '{origin}': {reason}; give a byte-level BPE such as GPT-2's, "
+        "which can write any text"
+    )
 
 
 def name_end_of_text(definition: Definition, name: Any) -> None:
