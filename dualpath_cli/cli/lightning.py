@@ -20,7 +20,7 @@ from dualpath_cli.training import classes
 from dualpath_cli.training.endings import OutOfMemory
 from dualpath_cli.training.launch import StudyLaunch, TrainingLaunch
 from dualpath_cli.training.module import DualPathModule
-from dualpath_cli.training.session import as_list, build_session
+from dualpath_cli.training.session import build_session
 
 
 class DualPathCLI(LightningCLI):
@@ -58,9 +58,7 @@ class DualPathCLI(LightningCLI):
         named = {key: section[key] for key in CLASSES}
         settings = replace(settings, trainer=replace(settings.trainer, **named))
 
-        built = classes.instantiate(self.parser, self.config)
-        classes.check_callbacks(as_list(built["callbacks"]), settings.data.val)
-
+        built = classes.instantiate(self.parser, self.config, settings.data.val)
         launch = replace(self.launch, settings=settings)
         module = resolve_name(self.command.module)
         self.session = build_session(launch, built, module, self.command.name)
