@@ -187,6 +187,9 @@ def join_values(given: Sequence[str], parser: Parser) -> list[str]:
     rest = [*reversed(given)]  # the next argument is the last one
     while rest:
         argument = rest.pop()
+        short = argument[:2]
+        if short in nargs and argument[2:3] not in ("", "="):  # -cNAME
+            argument = f"{short}={argument[2:]}"
         if argument.startswith("-"):
             argument = _with_value(argument, rest, names, nargs)
         joined.append(argument)
@@ -201,18 +204,17 @@ def _with_value(
     `names` are the parser's, by the name with _ for - and without leading dashes;
     `nargs` are argparse's numbers of values.
     """
-    short = argument[:2]
-    after = argument[2:]
-    if short in nargs and after and not after.startswith("="):
-        argument = f"{short}={after}"  # -cNAME
-
     option, equals, value = argument.partition("=")
-    option = names.get(option.lstrip("-").replace("-", "_"), option)
+    name = option.lstrip("-").replace("-", "_")
+    option = names.get(name, option)
     has_value = bool(equals)
+
     # An entry of a mapping in the recipe is no option of the parser.
-    is_entry = option.startswith("--") and "." in option
-    takes_one = is_entry or nargs.get(option, 0) is None
-    takes_many = nargs.get(option) == "+"
+    is_long = option.startswith("--")
+    is_entry = is_long and "." in option
+    number = nargs.get(option, 0)
+    takes_one = is_entry or number is None
+    takes_many = number == "+"
 
     if rest and not has_value:
         following = rest[-1]
@@ -227,11 +229,13 @@ def _with_value(
                 rest.append(option)
 
     lacks_value = takes_one and not has_value
-    if lacks_value or (option.startswith("--") and value == "--"):
+    ends_options = is_long and value == "--"
+    if lacks_value or ends_options:
         raise UserError(f"{option} needs a value")
-    is_section = option.removeprefix("--") in SECTIONS
+
     has_recipe = "run.name" in names
-    if is_section and has_recipe and isfile(value):
+    is_section = has_recipe and option.removeprefix("--") in SECTIONS
+    if is_section and isfile(value):
         value = _section_in_file(option, value)
     return f"{option}={value}" if has_value else option
 
