@@ -9,7 +9,7 @@ import json
 import re
 import sys
 from argparse import SUPPRESS
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from os.path import isfile
@@ -168,41 +168,6 @@ def read_arguments(command: Command, given: Sequence[str]) -> Arguments:
     return Arguments(command, tuple(texts))
 
 
-@dataclass(frozen=True)
-class _KnownOptions:
-    """The options of a parser, as users may write them."""
-
-    by_plain_name: dict[str, str]  # without leading dashes, and with _ for -
-    counts: dict[str, Any]  # argparse's nargs, by option
-
-    def expand_short(self, argument: str) -> str:
-        """`-cNAME` as `-c=NAME`."""
-        option = argument[:2]
-        rest = argument[2:]
-        if option in self.counts and rest and not rest.startswith("="):
-            return f"{option}={rest}"
-        return argument
-
-    def name_of(self, option: str) -> str:
-        """The name in the parser: dashes and underscores are the same."""
-        return self.by_plain_name.get(_plain_name(option), option)
-
-    def takes_one(self, option: str) -> bool:
-        """Whether an option has one value, as entries of a mapping in the recipe do."""
-        return self.counts.get(option, 0) is None or _is_entry(option)
-
-    def takes_many(self, option: str) -> bool:
-        return self.counts.get(option) == "+"
-
-
-def _plain_name(option: str) -> str:
-    return option.lstrip("-").replace("-", "_")
-
-
-def _is_entry(option: str) -> bool:
-    return option.startswith("--") and "." in option
-
-
 def join_values(given: Sequence[str], parser: Parser) -> list[str]:
     """Writes options by their names in the parser, with a single value as
     `--option=value`.
@@ -211,37 +176,52 @@ def join_values(given: Sequence[str], parser: Parser) -> list[str]:
     but not with two. A section is a mapping or, as in Lightning, the path of a file
     with one.
     """
-    known = _KnownOptions(
-        {_plain_name(option): option for option in parser.options().values()},
-        {
-            option: action.nargs
-            for action in actions_of(parser)
-            for option in action.option_strings
-        },
-    )
+    options = parser.options()
+    names = {name.replace("-", "_"): option for name, option in options.items()}
+    nargs = {
+        option: action.nargs
+        for action in actions_of(parser)
+        for option in action.option_strings
+    }
     joined: list[str] = []
     rest = [*reversed(given)]  # the next argument is the last one
     while rest:
-        argument = known.expand_short(rest.pop())
+        argument = rest.pop()
+        short = argument[:2]
+        if short in nargs and argument[2:3] not in ("", "="):  # -cNAME
+            argument = f"{short}={argument[2:]}"
         if argument.startswith("-"):
-            argument = _with_value(argument, rest, known)
+            argument = _with_value(argument, rest, names, nargs)
         joined.append(argument)
     return joined
 
 
-def _with_value(argument: str, rest: list[str], known: _KnownOptions) -> str:
-    """An option with its value, which is taken from the arguments that follow."""
+def _with_value(
+    argument: str, rest: list[str], names: Mapping[str, str], nargs: Mapping[str, Any]
+) -> str:
+    """An option with its value, which is taken from the arguments that follow.
+
+    `names` are the parser's, by the name with _ for - and without leading dashes;
+    `nargs` are argparse's numbers of values.
+    """
     option, equals, value = argument.partition("=")
-    option = known.name_of(option)
-    takes_one = known.takes_one(option)
+    name = option.lstrip("-").replace("-", "_")
+    option = names.get(name, option)
     has_value = bool(equals)
+
+    # An entry of a mapping in the recipe is no option of the parser.
+    is_long = option.startswith("--")
+    is_entry = is_long and "." in option
+    number = nargs.get(option, 0)
+    takes_one = is_entry or number is None
+    takes_many = number == "+"
 
     if rest and not has_value:
         following = rest[-1]
         if takes_one and not following.startswith("--"):
             value = rest.pop()
             has_value = True
-        elif known.takes_many(option) and re.match("-[^-]", following):
+        elif takes_many and re.match("-[^-]", following):
             value = rest.pop()
             has_value = True
             # The option again, for its further values.
@@ -249,11 +229,13 @@ def _with_value(argument: str, rest: list[str], known: _KnownOptions) -> str:
                 rest.append(option)
 
     lacks_value = takes_one and not has_value
-    if lacks_value or (option.startswith("--") and value == "--"):
+    ends_options = is_long and value == "--"
+    if lacks_value or ends_options:
         raise UserError(f"{option} needs a value")
-    is_section = option.removeprefix("--") in SECTIONS
-    has_recipe = "run.name" in known.by_plain_name
-    if is_section and has_recipe and isfile(value):
+
+    has_recipe = "run.name" in names
+    is_section = has_recipe and option.removeprefix("--") in SECTIONS
+    if is_section and isfile(value):
         value = _section_in_file(option, value)
     return f"{option}={value}" if has_value else option
 

@@ -20,11 +20,11 @@ from dualpath_cli.training import classes
 from dualpath_cli.training.endings import OutOfMemory
 from dualpath_cli.training.launch import StudyLaunch, TrainingLaunch
 from dualpath_cli.training.module import DualPathModule
-from dualpath_cli.training.session import as_list, build_session
+from dualpath_cli.training.session import build_session
 
 
 class DualPathCLI(LightningCLI):
-    """Runs a command's task on a checked launch.
+    """Builds the session of a checked launch.
 
     The parser has only Trainer's arguments, and reads the recipe's section.
     """
@@ -58,27 +58,23 @@ class DualPathCLI(LightningCLI):
         named = {key: section[key] for key in CLASSES}
         settings = replace(settings, trainer=replace(settings.trainer, **named))
 
-        built = classes.instantiate(self.parser, self.config)
-        classes.check_callbacks(as_list(built["callbacks"]), settings.data.val)
-
+        built = classes.instantiate(self.parser, self.config, settings.data.val)
         launch = replace(self.launch, settings=settings)
         module = resolve_name(self.command.module)
         self.session = build_session(launch, built, module, self.command.name)
 
-    def after_instantiate_classes(self) -> None:
-        assert self.command.task is not None
-        resolve_name(self.command.task)(self.session)
-
 
 def run_task(command: Command, launch: TrainingLaunch | StudyLaunch) -> None:
-    """Runs a command's task through LightningCLI.
+    """Runs a command's task on the session that LightningCLI builds.
 
     A training too large for the GPU begins again once, with half the micro-batch.
     """
     _quiet()
+    assert command.task is not None
+    task = resolve_name(command.task)
     settings = launch.settings
     try:
-        DualPathCLI(command, launch)
+        task(DualPathCLI(command, launch).session)
         return
     except OutOfMemory as failure:
         half = failure.half
@@ -95,7 +91,7 @@ def run_task(command: Command, launch: TrainingLaunch | StudyLaunch) -> None:
         sys.stdout,
     )
     halved = replace(settings, run=replace(settings.run, micro_batch=half))
-    DualPathCLI(command, replace(launch, settings=halved))
+    task(DualPathCLI(command, replace(launch, settings=halved)).session)
 
 
 _NEEDLESS_WARNINGS = (

@@ -1,9 +1,8 @@
 """A command's options: the fields of its frozen dataclass, as options of a parser.
 
 A field's type decides the form: a flag, a list of values, or one value. Its metadata
-may add: `option` and `also`, names of the option; `alone`, the value of an option given
-without one; `each`, for a list that takes one value each time; `positional`, for values
-without an option.
+may add: `option` and `also`, names of the option; `each`, for a list that takes one
+value each time; `positional`, for values without an option.
 """
 
 import typing

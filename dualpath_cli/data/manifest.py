@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 from dualpath_cli.base.errors import UserError
-from dualpath_cli.base.files import read_bytes, write_text
+from dualpath_cli.base.files import read_bytes, read_json, write_text
 from dualpath_cli.base.pointers import StandIn, refuse_pointer
 from dualpath_cli.data.storage import exists, file_sizes, is_remote, local_copy
 from dualpath_cli.data.tokenizer import TOKENIZER, Tokenizer
@@ -196,7 +196,7 @@ class Manifest:
         if not is_there:
             raise _no_manifest(folder)
 
-        content = _read_object(path)
+        content = _parse_object(path, _read_file(path))
         try:
             stored = content.pop("fingerprint", None)
             manifest: Manifest = _as_type(cls, content)
@@ -270,7 +270,8 @@ class Manifest:
             raise UserError(f"{path} is missing; {AGAIN}")
 
         try:
-            tokenizer = Tokenizer.load(local_copy(path))
+            file = local_copy(path)
+            tokenizer = Tokenizer(read_json(file), str(file))
         except StandIn:
             raise
         except UserError as error:
@@ -345,10 +346,6 @@ def explaining_read_errors(path: str | Path) -> Iterator[None]:
 def _read_file(path: str) -> bytes:
     with explaining_read_errors(path):
         return read_bytes(local_copy(path))
-
-
-def _read_object(path: str) -> dict[str, Any]:
-    return _parse_object(path, _read_file(path))
 
 
 def _parse_object(path: str, text: bytes) -> dict[str, Any]:

@@ -17,9 +17,9 @@ from dualpath_cli.base.errors import UserError, content_fault, did_you_mean
 from dualpath_cli.base.files import read_json, read_text, write_text
 from dualpath_cli.data.hub import FIRST_ANSWER_SECONDS
 from dualpath_cli.data.tokenizer_json import (
+    BYTE_OF_CHARACTER,
     END_OF_TEXT,
     Definition,
-    byte_of_character,
     check_definition,
     end_of_text_id,
     fingerprint_of,
@@ -267,7 +267,7 @@ def _download_gpt2() -> Definition:
 
     # GPT-2's ids: the 256 bytes in the alphabet's order, then one per merge, then
     # end-of-text.
-    tokens = list(byte_of_character())
+    tokens = list(BYTE_OF_CHARACTER)
     tokens += [line.replace(" ", "") for line in merges.splitlines()[1:] if line]
     tokens.append("<|endoftext|>")
     vocab = {token: id for id, token in enumerate(tokens)}

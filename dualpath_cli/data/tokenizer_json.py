@@ -30,24 +30,19 @@ _RARE_BYTES = {*range(1, 32), 127, 0xC0, 0xC1, *range(0xF1, 0x100)} - set(b"\t\n
 """Bytes that published vocabularies lack: control characters, first bytes of characters
 from U+40000 on (private use only), and bytes that UTF-8 never has."""
 
-
-def byte_of_character() -> dict[str, int]:
-    """Returns GPT-2's alphabet: the byte for each character.
-
-    A printable byte is its own character, the others are those from U+0100 on.
-    """
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    alphabet = {chr(byte): byte for byte in printable}
-    alphabet |= {chr(0x100 + n): byte for n, byte in enumerate(others)}
-    return alphabet
+_PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
+BYTE_OF_CHARACTER = {chr(byte): byte for byte in _PRINTABLE}
+BYTE_OF_CHARACTER |= {chr(0x100 + n): byte for n, byte in enumerate(_OTHERS)}
+"""GPT-2's alphabet: the byte for each character. A printable byte is its own character,
+the others are those from U+0100 on."""
 
 
 def lacking_bytes(definition: Definition) -> set[int]:
     """Returns the bytes that are not an entry of a vocabulary."""
     vocab = definition["model"]["vocab"]
-    alphabet = byte_of_character()
-    return {byte for character, byte in alphabet.items() if character not in vocab}
+    alphabet = BYTE_OF_CHARACTER.items()
+    return {byte for character, byte in alphabet if character not in vocab}
 
 
 def check_definition(definition: Definition, origin: str) -> None:
@@ -56,27 +51,21 @@ def check_definition(definition: Definition, origin: str) -> None:
     That every byte is a token, and the kind of the normaliser, do not show when a text
     is encoded. NFC, which texts are in, passes. `origin` names the tokenizer.
     """
-    reason = _unusable_because(definition)
-    if reason:
-        raise UserError(
-            f"tokenizer '{origin}': {reason}; give a byte-level BPE such as GPT-2's, "
-            "which can write any text"
-        )
-
-
-def _unusable_because(definition: Definition) -> str | None:
     model = definition["model"]
-    if model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
-        return "it marks parts of words"  # on which `tokenizers` may panic
-
-    missing = lacking_bytes(definition) - _RARE_BYTES
-    if missing:
-        return f"its vocabulary lacks {len(missing)} of the 256 bytes"
-
     normalizer = definition.get("normalizer")
-    if normalizer is not None and normalizer.get("type") != "NFC":
-        return f"its normaliser {normalizer.get('type')} changes the text"
-    return None
+    if model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
+        reason = "it marks parts of words"  # on which `tokenizers` may panic
+    elif missing := lacking_bytes(definition) - _RARE_BYTES:
+        reason = f"its vocabulary lacks {len(missing)} of the 256 bytes"
+    elif normalizer is not None and normalizer.get("type") != "NFC":
+        reason = f"its normaliser {normalizer.get('type')} changes the text"
+    else:
+        return
+
+    raise UserError(
+        f"tokenizer '{origin}': {reason}; give a byte-level BPE such as GPT-2's, "
+        "which can write any text"
+    )
 
 
 def name_end_of_text(definition: Definition, name: Any) -> None:
@@ -128,7 +117,6 @@ def special_ids(definition: Definition) -> set[int]:
 
 def token_values(definition: Definition) -> list[bytes]:
     """Returns the bytes of each id; unused ids have none."""
-    alphabet = byte_of_character()
     added = {token["id"]: token["content"] for token in definition["added_tokens"]}
     vocab: dict[str, int] = definition["model"]["vocab"]
     largest = max([*vocab.values(), *added])
@@ -138,7 +126,7 @@ def token_values(definition: Definition) -> list[bytes]:
     values = [b""] * (largest + 1)
     for token, id in vocab.items():
         if id not in added:
-            values[id] = bytes(alphabet[character] for character in token)
+            values[id] = bytes(BYTE_OF_CHARACTER[character] for character in token)
     for id, content in added.items():
         values[id] = content.encode()
     return values

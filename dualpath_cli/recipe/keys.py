@@ -6,7 +6,6 @@ some) and by `training/` (a value without effect is refused). Torch-free.
 """
 
 from operator import attrgetter
-from typing import Any
 
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.recipe.settings import SECTIONS, Settings
@@ -52,9 +51,11 @@ def check_effect(settings: Settings) -> None:
         if needed is None:
             continue
 
+        section, _, field = name.partition(".")
+        default = getattr(SECTIONS[section], field)
         value = attrgetter(name)(settings)
         others_value = attrgetter(needed.key)(settings)
-        if value == _default_of(name) or needed.is_met(others_value):
+        if value == default or needed.is_met(others_value):
             continue
 
         reason = needed.otherwise
@@ -64,11 +65,6 @@ def check_effect(settings: Settings) -> None:
                 f"{needed.key}={needed.value}"
             )
         raise UserError(f"{name}={value} has no effect {reason}")
-
-
-def _default_of(name: str) -> Any:
-    section, _, field = name.partition(".")
-    return getattr(SECTIONS[section], field)
 
 
 def parts_of(model: ModelConfig) -> set[ModelPart]:

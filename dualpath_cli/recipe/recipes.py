@@ -21,23 +21,21 @@ from dualpath_cli.base.ranges import Size
 
 Recipe = dict[str, Any]
 
+_PACKAGE = Path(__file__).parents[1]
+_IN_WHEEL = _PACKAGE / "_recipes"
+PACKAGED = _IN_WHEEL if _IN_WHEEL.is_dir() else _PACKAGE.parent / "recipes"
+"""The folder of packaged recipes: `recipes/` in a checkout, a copy of it inside the
+wheel."""
+
 MOST_CHARACTERS = 50_000
 """Most characters of a recipe."""
 MOST_PARTS = 40_000
 """Most parts of a recipe's JSON, with each alias expanded."""
 
 
-def recipe_folder() -> Path:
-    """The folder of packaged recipes: `recipes/` in a checkout, a copy of it inside the
-    wheel."""
-    package = Path(__file__).parents[1]
-    packaged = package / "_recipes"
-    return packaged if packaged.is_dir() else package.parent / "recipes"
-
-
 def recipe_names(kind: str = "") -> list[str]:
     """Bare names of all packaged recipes of a kind, sorted: see `find_recipe`."""
-    return sorted(path.stem for path in (recipe_folder() / kind).glob("*.yaml"))
+    return sorted(path.stem for path in (PACKAGED / kind).glob("*.yaml"))
 
 
 @dataclass(frozen=True)
@@ -82,7 +80,7 @@ def find_recipe(recipe: str, beside: Path | None = None, kind: str = "") -> Path
         raise UserError(
             f"recipe '{recipe}': every rank reads the recipe again; give a file"
         )
-    packaged = recipe_folder() / kind
+    packaged = PACKAGED / kind
     given = Path(recipe)
     is_path = "/" in recipe or recipe.endswith((".yaml", ".yml"))
 

@@ -19,7 +19,6 @@ from dualpath_cli.base.errors import UserError, did_you_mean
 from dualpath_cli.recipe.parser import A_CLASS, CLASSES, MODE, reason_of
 from dualpath_cli.recipe.settings import Settings
 from dualpath_cli.spec.own_checks import find_class
-from dualpath_cli.training.session import as_list
 
 _INSTEAD = {
     "GradientAccumulationScheduler": "run.batch_tokens and run.micro_batch",
@@ -78,16 +77,29 @@ def _class_paths(value: Any) -> Iterator[str]:
             yield from _class_paths(part)
 
 
-def instantiate(parser: LightningArgumentParser, parsed: Namespace) -> dict[str, Any]:
-    """The section with its classes built. Raises UserError where a class cannot be."""
+def instantiate(
+    parser: LightningArgumentParser, parsed: Namespace, sets: Iterable[str]
+) -> dict[str, Any]:
+    """The section with its classes built: lists of callbacks, plugins and loggers.
+
+    Raises UserError where a class cannot be built, or a callback cannot work; `sets`
+    are the names of the validation sets.
+    """
     try:
-        return dict(parser.instantiate(parsed).trainer)
+        section = dict(parser.instantiate(parsed).trainer)
     except Exception as error:  # a class named by the recipe may raise anything
         reason = f"{type(error).__name__}: {error}"
         raise UserError(f"trainer: a class cannot be built ({reason})") from error
 
+    for key in ("callbacks", "plugins", "logger"):
+        built = section[key]
+        if not isinstance(built, list):
+            section[key] = [] if built is None else [built]
+    _check_callbacks(section["callbacks"], sets)
+    return section
 
-def check_callbacks(callbacks: Sequence[Any], sets: Iterable[str]) -> None:
+
+def _check_callbacks(callbacks: Sequence[Any], sets: Iterable[str]) -> None:
     """Raises UserError for a callback that cannot work, or monitors an unknown
     metric."""
     known = [f"val/{name}/{key}" for name in sets for key in ("loss", "bits_per_byte")]
@@ -125,5 +137,4 @@ def check_classes(settings: Settings) -> None:
         if key != "callbacks":
             parsed.trainer[key] = None
 
-    built = instantiate(parser, parsed)
-    check_callbacks(as_list(built["callbacks"]), settings.data.val)
+    instantiate(parser, parsed, settings.data.val)

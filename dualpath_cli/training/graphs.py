@@ -44,10 +44,7 @@ def why_launched(settings: Settings, trainer: Trainer, micro_batch: int) -> str:
     """Why steps are launched kernel by kernel; empty if graphs are used."""
     model = settings.model
     run = settings.run
-    flops = training_flops_per_token(model) * micro_batch * model.max_seq_len
-    busy = f"a micro-batch of {flops / 1e12:.0f} TFLOPs, which keeps the GPU busy"
     loops_differ = bool(run.train_loops or run.loop_schedule)
-
     reasons = {
         "no CUDA GPU": trainer.strategy.root_device.type != "cuda",
         "several devices": trainer.world_size > 1,
@@ -57,9 +54,15 @@ def why_launched(settings: Settings, trainer: Trainer, micro_batch: int) -> str:
         "documents": model.document_start is not None,
         "experts": any(layer.n_experts > 1 for layer in model.layers),
         "custom classes": bool(own_roles(model)),
-        busy: flops > MOST_FLOPS,
     }
-    return next((reason for reason, holds in reasons.items() if holds), "")
+    for reason, holds in reasons.items():
+        if holds:
+            return reason
+
+    flops = training_flops_per_token(model) * micro_batch * model.max_seq_len
+    if flops > MOST_FLOPS:
+        return f"a micro-batch of {flops / 1e12:.0f} TFLOPs, which keeps the GPU busy"
+    return ""
 
 
 class MicroBatchGraph:

@@ -176,21 +176,18 @@ def build_trainer(
         accelerator = "cuda" if torch.cuda.is_available() else "cpu"
     strategy = _strategy_name(launch.settings, section, accelerator)
 
-    plugins = as_list(section["plugins"])
+    plugins = list(section["plugins"])
     if strategy not in ("fsdp", "hsdp"):  # under these all ranks write
         plugins.append(SafetensorsIO())
 
     max_time = section.pop("max_time")  # Lightning's timer would validate once more
-    callbacks = as_list(section["callbacks"])
+    callbacks = list(section["callbacks"])
     logger: list[Any] | bool = False
     steps = -1
     if isinstance(launch, TrainingLaunch):
         callbacks += _callbacks_of_training(launch, console, timeout, max_time)
         begins_at = 0 if launch.step is None else launch.step + 1
-        others = [
-            one for one in as_list(section["logger"]) if not isinstance(one, bool)
-        ]
-        logger = [*loggers(launch.settings, folder, begins_at), *others]
+        logger = loggers(launch.settings, folder, begins_at) + section["logger"]
         steps = run.steps
 
     ours = {
@@ -311,12 +308,6 @@ def begin_wandb(trainer: Trainer, folder: Path) -> None:
                 "them"
             ) from error
         write_text(folder / WANDB_ID, f"{id_}\n")
-
-
-def as_list(value: Any) -> list[Any]:
-    if value is None:
-        return []
-    return list(value) if isinstance(value, list) else [value]
 
 
 def validate(session: Session[StudyLaunch]) -> None:

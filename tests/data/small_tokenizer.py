@@ -1,14 +1,14 @@
 """Byte-level vocabularies that need no files."""
 
 from dualpath_cli.data.tokenizer import Tokenizer, definition_from_gpt2_files
-from dualpath_cli.data.tokenizer_json import byte_of_character
+from dualpath_cli.data.tokenizer_json import BYTE_OF_CHARACTER
 
 
 def definition_with(merges: list[str]) -> dict:
     """The 256 bytes, these merges (`"h e"`) and end-of-text, as a `tokenizer.json`
     holds them."""
     tokens = [
-        *byte_of_character(),
+        *BYTE_OF_CHARACTER,
         *(m.replace(" ", "") for m in merges),
         "<|endoftext|>",
     ]

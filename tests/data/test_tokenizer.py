@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.data import tokenizer as tokenizer_module
 from dualpath_cli.data.tokenizer import GPT2_FINGERPRINT, Tokenizer
-from dualpath_cli.data.tokenizer_json import byte_of_character
+from dualpath_cli.data.tokenizer_json import BYTE_OF_CHARACTER
 from tests.data.small_tokenizer import definition_with
 from tests.training.tiny_run import MERGES
 
@@ -139,7 +139,7 @@ def test_a_vocabulary_that_would_lose_text_is_refused(definition, reason):
 def test_a_byte_that_texts_hardly_have_may_be_missing_and_a_text_with_it_is_refused(
     definition,
 ):
-    characters = {byte: character for character, byte in byte_of_character().items()}
+    characters = {byte: character for character, byte in BYTE_OF_CHARACTER.items()}
     for byte in (0x04, 0xC0, 0xF2, 0xFF):
         del definition["model"]["vocab"][characters[byte]]
     tokenizer = Tokenizer(definition, "mine")

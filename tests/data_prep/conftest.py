@@ -17,14 +17,14 @@ from data_prep.prepare import Request
 from data_prep.settings import Preparation, SourceSettings
 from dualpath_cli.data.manifest import Manifest
 from dualpath_cli.data.tokenizer import Tokenizer
-from dualpath_cli.data.tokenizer_json import byte_of_character
+from dualpath_cli.data.tokenizer_json import BYTE_OF_CHARACTER
 from tests.data.small_tokenizer import tokenizer_with
 
 
 @pytest.fixture(scope="session")
 def large() -> Tokenizer:
     """More entries than 16 bits can tell apart: every pair of bytes is a token."""
-    characters = list(byte_of_character())
+    characters = list(BYTE_OF_CHARACTER)
     tokenizer = tokenizer_with([f"{a} {b}" for a in characters for b in characters])
     assert tokenizer.vocab_size > 1 << 16
     return tokenizer

@@ -264,7 +264,7 @@ def test_the_repositorys_path_means_the_packaged_recipe_where_there_is_no_reposi
     kind, name, folder
 ):
     found = recipes.find_recipe(str(Path("recipes", kind, f"{name}.yaml")), kind=kind)
-    assert found.samefile(recipes.recipe_folder() / kind / f"{name}.yaml")
+    assert found.samefile(recipes.PACKAGED / kind / f"{name}.yaml")
     with pytest.raises(UserError, match=f"no recipe 'elsewhere/{name}.yaml'"):
         recipes.find_recipe(f"elsewhere/{name}.yaml", kind=kind)
 
