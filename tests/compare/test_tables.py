@@ -6,11 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from dualpath_cli.compare.tables import (
-    group_tables,
-    records_of_groups,
-    tables_of_tests,
-)
+from dualpath_cli.compare.tables import group_tables, records_of_groups, tables_of_tests
 from dualpath_cli.report.table import Entry, Table, format_csv
 from tests.compare.run_folders import configuration, difference, group, rows_of, wide
 

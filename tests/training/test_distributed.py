@@ -159,12 +159,7 @@ def assert_same_run(run: Path, expected: Path) -> None:
                 if other[column]:
                     assert float(row[column]) == pytest.approx(
                         float(other[column]), rel=1e-5
-                    ), (
-                        name,
-                        column,
-                        row,
-                        other,
-                    )
+                    ), (name, column, row, other)
 
 
 WAYS: dict[str, tuple[str, list[tuple[str, int, int]]]] = {
