@@ -31,16 +31,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if find_spec("hatchling") is None:
         pytest.skip("building a wheel needs hatchling: pip install -e '.[dev]'")
     out = tmp_path_factory.mktemp("wheel")
-    command = [
-        sys.executable,
-        "-m",
-        "hatchling",
-        "build",
-        "-t",
-        "wheel",
-        "-d",
-        str(out),
-    ]
+    build = [sys.executable, "-m", "hatchling", "build"]
+    command = [*build, "-t", "wheel", "-d", str(out)]
     done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     (wheel,) = out.glob("*.whl")

@@ -10,6 +10,7 @@ import numpy as np
 import yaml
 
 from dualpath_cli.compare.configurations import Configuration, Group, ScoreRow
+from dualpath_cli.compare.differences import BLOCKS, Difference
 from dualpath_cli.compare.runs import AGGREGATE
 from dualpath_cli.flops.widths import Target, solve_widths
 from dualpath_cli.recipe.recipes import merge
@@ -232,3 +233,26 @@ def group(*configurations: Configuration, **changes: Any) -> Group:
         "baselines": configurations[:1],
     }
     return Group(**(fields | changes))
+
+
+def difference(**changes: Any) -> Difference:
+    """One of `a` and `wide` that is better."""
+    fields: dict[str, Any] = {
+        "group": "",
+        "measure": "text",
+        "configuration": "a",
+        "baseline": "wide",
+        "seeds": 3,
+        "difference": -0.1,
+        "low": -0.2,
+        "high": -0.05,
+        "low_90": -0.19,
+        "high_90": -0.06,
+        "test": BLOCKS,
+        "configurations": 3,
+        "df": 4,
+        "detectable": 0.1,
+        "p": 0.01,
+        "p_holm": 0.04,
+    }
+    return Difference(**(fields | changes))

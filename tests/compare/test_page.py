@@ -15,12 +15,7 @@ from dualpath_cli.compare.runs import find_folders, read_run
 from dualpath_cli.report.figures import FAMILY_COLORS, MUTED, WIDE, panels
 from dualpath_cli.report.page import page, pictures, tables, terms
 from dualpath_cli.report.table import Column, Table
-from tests.compare.run_folders import (
-    BATCH,
-    model_of,
-    write_run,
-    write_sweep,
-)
+from tests.compare.run_folders import BATCH, model_of, write_run, write_sweep
 
 NAMES = ("a_k10", "a_k2", "<b>&amp;</b>", "none")
 NUMBERS = (-1.5, 2.0, -20.0, math.nan)

@@ -224,17 +224,8 @@ def test_equal_texts_give_equal_bytes_which_a_preparation_takes(here, capsys):
     first, second = (Path(out, "tokenizer.json").read_bytes() for out in ("out", "b"))
     assert first == second
     assert Tokenizer.load("out").vocab_size == 400
-    words = [
-        "--source",
-        "prose.jsonl",
-        "--tokenizer",
-        "out",
-        "--out",
-        "data",
-        "--workers",
-        "1",
-    ]
-    assert main(["prepare", *words]) == 0
+    words = "prepare --source prose.jsonl --tokenizer out --out data --workers 1"
+    assert main(words.split()) == 0
     assert Manifest.read("data").tokenizer == Tokenizer.load("out").fingerprint
     assert "out/tokenizer.json: 400 entries, fingerprint" in capsys.readouterr().out
 

@@ -154,28 +154,14 @@ def test_a_retrofitted_folder_is_a_run_and_says_where_it_is_from(
     assert all("│" in loss for loss in losses)
     words = ("--data.val.text", val, "--tagger", "none", "--no_costs")
     assert "g_d" in output_of("routing", "--ckpt_path", out, *words)
-    words = ("fit", "--config", out / "recipe.yaml", "--run.init_from", out)
-    words += (
-        "--data.path",
-        texts / "train",
-        "--run.dir",
-        tmp_path / "runs",
-        "--run.compile",
-    )
-    words += (
-        "false",
-        "--model.max_seq_len",
-        32,
-        "--run.batch_tokens",
-        64,
-        "--run.max_tokens",
-    )
-    assert "begins with the weights of" in output_of(
-        *words, 128, "--optim.warmup_steps", 1
-    )
-    assert output_of(
-        "generate", "--ckpt_path", out, "--prompt", "a", "--max_new_tokens", "2"
-    )
+
+    paths = ("--data.path", texts / "train", "--run.dir", tmp_path / "runs")
+    words = ("fit", "--config", out / "recipe.yaml", "--run.init_from", out, *paths)
+    short = "--run.compile false --model.max_seq_len 32 --run.batch_tokens 64"
+    short += " --run.max_tokens 128 --optim.warmup_steps 1"
+    assert "begins with the weights of" in output_of(*words, *short.split())
+    words = ("--prompt", "a", "--max_new_tokens", "2")
+    assert output_of("generate", "--ckpt_path", out, *words)
 
 
 REFUSED: list[tuple[str, str, dict[str, Any]]] = [

@@ -26,12 +26,7 @@ from dualpath_cli.flops.widths import (
     ways_out,
 )
 from dualpath_cli.model.language_model import DualPathLM
-from dualpath_cli.spec.config import (
-    COMBINATIONS,
-    GATE_OUTPUTS,
-    BlockKind,
-    ModelConfig,
-)
+from dualpath_cli.spec.config import COMBINATIONS, GATE_OUTPUTS, BlockKind, ModelConfig
 from tests.flops.paper import CONFIGURATIONS
 
 each_configuration = pytest.mark.parametrize(

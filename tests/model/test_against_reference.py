@@ -427,11 +427,7 @@ def test_all_kernels_follow_one_mask(kv_heads):
 
 @pytest.mark.parametrize(
     ("device", "trained", "kind"),
-    [
-        ("cuda", True, "blocks"),
-        ("cuda", False, "dense"),
-        ("cpu", True, "dense"),
-    ],
+    [("cuda", True, "blocks"), ("cuda", False, "dense"), ("cpu", True, "dense")],
 )
 def test_only_training_on_a_gpu_takes_blocks(device, trained, kind, monkeypatch):
     """Evaluation runs eagerly, where FlexAttention would hold all scores."""

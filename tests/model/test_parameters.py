@@ -103,19 +103,8 @@ def test_kinds_are_what_their_names_say():
 
 
 STDS = {
-    **dict.fromkeys(
-        [
-            "embed",
-            "head",
-            "q_proj",
-            "k_proj",
-            "v_proj",
-            "gate_proj",
-            "up_proj",
-            "router",
-        ],
-        0.02,
-    ),
+    **dict.fromkeys(["embed", "head", "router"], 0.02),
+    **dict.fromkeys(["q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"], 0.02),
     **dict.fromkeys(["o_proj", "down_proj"], 0.02 / math.sqrt(2 * 4)),
 }
 """Standard deviations of what is drawn, in MEDIUM with its four layers."""

@@ -17,6 +17,10 @@ from tests.cli.processes import run_on_two_ranks
 from tests.study.conftest import OPEN
 from tests.study.routing.test_study import PER_LAYER, rows_of
 
+NUMBERS = ["loss", "difference", "low", "high"]
+NUMBERS += ["expected_loops", "loops_run", "passes"]
+"""Of a row of `ablations.json`."""
+
 
 def test_three_commands_give_one_loss_and_routing_a_row_for_every_text_token(
     run, texts, tmp_path, monkeypatch
@@ -30,14 +34,8 @@ def test_three_commands_give_one_loss_and_routing_a_row_for_every_text_token(
         validated.update(module.val_results)
 
     monkeypatch.setattr(DualPathModule, "on_validation_epoch_end", published)
-    words = [
-        "--ckpt_path",
-        str(run),
-        "--data.val_tokens",
-        "100",
-        "--data.val",
-        json.dumps(paths),
-    ]
+    words = ["--ckpt_path", str(run), "--data.val_tokens", "100"]
+    words += ["--data.val", json.dumps(paths)]
     assert main(["validate", *words]) == 0
     out = tmp_path / "out"
     words += ["--out", str(out)]
@@ -115,19 +113,9 @@ def test_two_processes_score_what_one_scores(strategy, run, tmp_path):
     assert len(one["rows"]) == len(two["rows"]) == 9 + 8 + 6 + 2
     for expected, row in zip(one["rows"], two["rows"], strict=True):
         assert row["intervention"] == expected["intervention"]
-        for key in (
-            "loss",
-            "difference",
-            "low",
-            "high",
-            "expected_loops",
-            "loops_run",
-            "passes",
-        ):
-            assert row[key] == pytest.approx(expected[key], abs=1e-6), (
-                row["intervention"],
-                key,
-            )
+        for key in NUMBERS:
+            same = row[key] == pytest.approx(expected[key], abs=1e-6)
+            assert same, (row["intervention"], key)
     assert len({round(row["loss"], 5) for row in one["rows"]}) > 8
 
 

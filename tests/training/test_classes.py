@@ -139,21 +139,9 @@ def test_a_wrong_class_is_one_line_before_a_run_and_before_a_sweep(
     first = said("fit", *words, "--run.name", "new")
     assert re.search(message.format(here=re.escape(str(here))), first)
     monkeypatch.setattr(runner, "start", None)  # a run would end in a traceback
-    options = [
-        "--budget",
-        "100K",
-        "--alphas",
-        "none",
-        "--seeds",
-        "1",
-        "--out",
-        "sweep",
-        "--yes",
-    ]
-    assert (
-        said("sweep", *words, *options).partition("error: ")[2]
-        == first.partition("error: ")[2]
-    )
+    options = "--budget 100K --alphas none --seeds 1 --out sweep --yes"
+    second = said("sweep", *words, *options.split())
+    assert second.partition("error: ")[2] == first.partition("error: ")[2]
     assert not (here / "sweep").exists()
 
 

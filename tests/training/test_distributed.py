@@ -159,12 +159,7 @@ def assert_same_run(run: Path, expected: Path) -> None:
                 if other[column]:
                     assert float(row[column]) == pytest.approx(
                         float(other[column]), rel=1e-5
-                    ), (
-                        name,
-                        column,
-                        row,
-                        other,
-                    )
+                    ), (name, column, row, other)
 
 
 WAYS: dict[str, tuple[str, list[tuple[str, int, int]]]] = {
@@ -314,16 +309,9 @@ def test_ranks_of_a_launcher_train_as_one_process_does(launcher, nodes, runs, tm
 def words(trained: Fit, tmp_path: Path) -> list[str]:
     """The command that trains the tiny recipe on two ranks."""
     trained()  # writes the recipe
-    words = ["fit", "--config", str(tmp_path / "recipe.yaml"), "--run.name", "two"]
-    return [
-        *words,
-        "--trainer.strategy",
-        "ddp",
-        "--trainer.devices",
-        "2",
-        "--run.micro_batch",
-        "1",
-    ]
+    ranks = "--trainer.strategy ddp --trainer.devices 2 --run.micro_batch 1"
+    recipe = str(tmp_path / "recipe.yaml")
+    return ["fit", "--config", recipe, "--run.name", "two", *ranks.split()]
 
 
 IN_SHORT = [
@@ -414,14 +402,8 @@ def test_a_missing_rank_is_named_while_it_is_waited_for_and_after_the_timeout(
 ):
     port = str(find_free_network_port())
     # As the first of its node, each of them speaks.
-    words += [
-        "--trainer.devices",
-        "1",
-        "--trainer.num_nodes",
-        "2",
-        "--run.rank_timeout",
-        "0.1",
-    ]
+    nodes = "--trainer.devices 1 --trainer.num_nodes 2 --run.rank_timeout 0.1"
+    words += nodes.split()
     log = tmp_path / "log"
     process = start(
         words,

@@ -561,15 +561,8 @@ def test_tensorboard_shows_each_step_once_after_a_continuation(step, fit):
     else:
         back_to_step(run, step)
     fit(run={"tensorboard": True})
-    assert points(run, purge=False)["loss"] == [
-        1,
-        2,
-        3,
-        4,
-        5,
-        6,
-        *range((step or 0) + 1, 7),
-    ]
+    steps = [*range(1, 7), *range((step or 0) + 1, 7)]
+    assert points(run, purge=False)["loss"] == steps
     assert points(run, purge=True) == before
 
 

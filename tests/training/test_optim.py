@@ -26,13 +26,7 @@ from dualpath_cli.training.module import DualPathModule
 from dualpath_cli.training.muon import COEFFICIENTS, Muon, orthogonal
 from dualpath_cli.training.optim import build_optimizer, build_scheduler
 from dualpath_cli.training.parallel import build_model
-from tests.model.small_models import (
-    EXPERTS,
-    SMALL,
-    same_weights,
-    small,
-    with_weights,
-)
+from tests.model.small_models import EXPERTS, SMALL, same_weights, small, with_weights
 
 PAPER = OptimSettings()
 STEPS = RunSettings().max_tokens // RunSettings().batch_tokens

@@ -80,19 +80,10 @@ def test_every_cell_is_within_a_percent_of_the_budget_or_named(
 
 def test_controls_spend_what_the_dual_ones_spend():
     cells = {cell.name: cell for cell in solve_cells(wanted(), SMALL)[0]}
-    assert list(cells) == [
-        "wide",
-        "loop_k2",
-        "loop_k4",
-        "a25_k2",
-        "a25_k4",
-        "a50_k2",
-        "a50_k4",
-        "a75_k2",
-        "a75_k4",
-        "expanded_k2",
-        "expanded_k4",
-    ]
+    duals = [f"a{alpha}_k{k}" for alpha in (25, 50, 75) for k in (2, 4)]
+    loops, expanded = ["loop_k2", "loop_k4"], ["expanded_k2", "expanded_k4"]
+    assert list(cells) == ["wide", *loops, *duals, *expanded]
+
     for cell in cells.values():
         assert flops(cell, "linear_total") == pytest.approx(4 * 600_000, rel=0.01)
     wide, expanded = model_of(cells["wide"]), model_of(cells["expanded_k4"])
