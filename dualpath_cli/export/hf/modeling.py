@@ -20,12 +20,12 @@ from transformers.cache_utils import Cache as TransformersCache
 from transformers.cache_utils import DynamicCache, DynamicLayer
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from dualpath_cli.decoding.cache import Cache, LayerCache, Pair
+from dualpath_cli.decoding.cache import Cache, LayerCache
 from dualpath_cli.decoding.decoding_pass import forward
 from dualpath_cli.export.hf.configuration import DualPathConfig
 from dualpath_cli.model.block import DualPathBlock
 from dualpath_cli.model.language_model import DualPathLM
-from dualpath_cli.model.layer_pass import LayerPass
+from dualpath_cli.model.layer_pass import KeyValuePair, LayerPass
 from dualpath_cli.model.parameters import initial_value
 from dualpath_cli.model.routing import RoutingTrace
 from dualpath_cli.spec.config import ModelConfig
@@ -65,7 +65,7 @@ class _Slot:
     past: DynamicCache
     number: int
 
-    def append(self, k_BTHN: torch.Tensor, v_BTHN: torch.Tensor) -> Pair:
+    def append(self, k_BTHN: torch.Tensor, v_BTHN: torch.Tensor) -> KeyValuePair:
         k_BHTN = k_BTHN.transpose(1, 2)
         v_BHTN = v_BTHN.transpose(1, 2)
         k_BHSN, v_BHSN = self.past.update(k_BHTN, v_BHTN, self.number)
