@@ -42,7 +42,7 @@ class DualPathConfig(PretrainedConfig):
                 known[name] = kwargs.pop(argument)
 
         # transformers makes a configuration of defaults to compare with.
-        if known.get("d_ffn") is None and known.get("d_ffn_wide") is None:
+        if known.keys().isdisjoint(("d_ffn", "d_ffn_wide")):
             known |= {"d_ffn": 2048, "d_ffn_wide": 4096}
         model = ModelConfig(**known)
 
