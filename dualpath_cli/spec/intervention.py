@@ -250,7 +250,10 @@ class Intervention:
         if any(field is not None for field in changes_loops):
             has_core = config.core is not None and self.loops is None
             if kinds == {"wide"} and not has_core:
-                return f"{place} has only wide blocks, so it has no loop"
+                way_out = (
+                    "" if config.core is None else " of steps; R=2 repeats its core"
+                )
+                return f"{place} has only wide blocks, so it has no loop{way_out}"
             problem = self._problem_of_loops(config, numbers)
             if problem:
                 return problem
