@@ -248,21 +248,25 @@ class Intervention:
 
         changes_loops = (self.loops, self.halting, self.kv_slots)
         if any(field is not None for field in changes_loops):
-            has_core = config.core is not None and self.loops is None
-            if kinds == {"wide"} and not has_core:
-                way_out = (
-                    "" if config.core is None else " of steps; R=2 repeats its core"
-                )
-                return f"{place} has only wide blocks, so it has no loop{way_out}"
+            _, core, _ = config.stretches
+            repeats = self.loops is None and not set(core).isdisjoint(numbers)
+            if kinds == {"wide"} and not repeats:
+                problem = f"{place} has only wide blocks, so it has no loop"
+                if core:
+                    problem += " of steps: R=2 forces repetitions of the core"
+                return problem
             problem = self._problem_of_loops(config, numbers)
             if problem:
                 return problem
 
-        if self.halting is not None and not (config.routes_steps or config.routes_core):
+        # Where layers are chosen, the core does not halt.
+        routes_core = config.routes_core and self.layers is None
+        routes_steps = config.routes_steps and kinds != {"wide"}
+        if self.halting is not None and not (routes_steps or routes_core):
             return (
-                "the model has no router, so there is no remaining mass for a threshold"
+                f"{place} has no router, so there is no remaining mass for a threshold"
             )
-        if self.halting is not None and config.routes_steps and not gives_mass(config):
+        if self.halting is not None and routes_steps and not gives_mass(config):
             return (
                 f"combination {config.combination} has no step_probability, so there "
                 "is no remaining mass for a threshold"
@@ -285,7 +289,7 @@ class Intervention:
             )
 
         if self.kv_slots is not None:
-            most = self._most_kept(config, deep)
+            most = self._most_kept(config, numbers)
             if self.kv_slots >= most:
                 return (
                     f"{self.kv_slots} slots leave nothing out of a loop of {most} steps"
@@ -293,13 +297,17 @@ class Intervention:
 
         return None
 
-    def _most_kept(self, config: ModelConfig, deep: Sequence[int]) -> int:
-        """The most keys and values of a token that a loop keeps: one for each step."""
-        kept = [config.core_loops if self.core_loops is None else self.core_loops]
-        for number in deep:
+    def _most_kept(self, config: ModelConfig, numbers: Sequence[int]) -> int:
+        """The most keys and values of a token that a loop of these layers keeps: one
+        for each step."""
+        _, core, _ = config.stretches
+        kept = [1]
+        for number in numbers:
             layer = config.layers[number]
-            shared = layer.step_kv == "first"
-            kept.append(1 if shared else self.loops or layer.loops)
+            if number in core:
+                kept.append(self.core_loops or config.core_loops)
+            if layer.block != "wide" and layer.step_kv == "own":
+                kept.append(self.loops or layer.loops)
         return max(kept)
 
 
