@@ -38,7 +38,7 @@ def source_table(
     if shows_compute:
         columns += [Column(name, ".2f") for name in ("loops", "run", "passes")]
     if shows_core:
-        columns += [Column(name, ".2f") for name in ("repetitions", "run")]
+        columns += [Column(name, ".2f") for name in ("R", "R run")]
 
     rows = []
     for result in results:
