@@ -61,6 +61,7 @@ const charts = (() => {
   return { loop, bars, loads };
 })();
 const core = loopCharts(model.repetitions, "r", "repetition", "Repetition of the core");
+core.ofWeights.classList.add("wider");
 $("core-charts").append(core.ofWeights, core.ofUpdates);
 $("core").hidden = $("of-core").hidden = !model.repetitions;
 function drawCharts(e, i) {
