@@ -259,19 +259,28 @@ class Intervention:
             if problem:
                 return problem
 
+        if self.halting is None:
+            return None
+        return self._problem_of_halting(config, numbers)
+
+    def _problem_of_halting(
+        self, config: ModelConfig, numbers: Sequence[int]
+    ) -> str | None:
+        kinds = {config.block_kinds[number] for number in numbers}
+        routes_steps = config.routes_steps and kinds != {"wide"}
         # Where layers are chosen, the core does not halt.
         routes_core = config.routes_core and self.layers is None
-        routes_steps = config.routes_steps and kinds != {"wide"}
-        if self.halting is not None and not (routes_steps or routes_core):
+
+        if not routes_steps and not routes_core:
+            place = "the model" if not config.routes_core else "that part of the model"
             return (
                 f"{place} has no router, so there is no remaining mass for a threshold"
             )
-        if self.halting is not None and routes_steps and not gives_mass(config):
+        if routes_steps and not gives_mass(config):
             return (
                 f"combination {config.combination} has no step_probability, so there "
                 "is no remaining mass for a threshold"
             )
-
         return None
 
     def _problem_of_loops(
