@@ -419,10 +419,10 @@ def plain(
     ],
 )
 def test_a_draft_runs_every_loop_once(changes, draft):
-    config = small(n_layers=2, **changes)
+    config = small(n_layers=2, gain_init=0.0, init_std=0.3, **changes)
     assert draft_of(config) == draft
     assert draft.problem(config) is None
-    model = with_weights(config)
+    model = DualPathLM(config, seed=0).double()
     limits = Limits(6, 24, NO_EOT)
     greedy = Sampling(greedy=True)
     expected = plain([1, 2], greedy, limits, model=model)

@@ -175,12 +175,7 @@ def _numbers(
         found["expertWeights"] = numbers(joined("expert_weights"), SHORT)
 
     if "core_weights" in first:
-        weights_MN = joined("core_weights")
-        repetitions_N = np.arange(1, weights_MN.shape[1] + 1)
-        found["repetitions"] = numbers(weights_MN @ repetitions_N, LONG)
-        found["coreWeights"] = numbers(weights_MN, SHORT)
-        found["coreSizes"] = numbers(joined("core_sizes"), LONG)
-        found["coreCosines"] = numbers(joined("core_cosines"), SHORT)
+        found |= _numbers_of_core(examples)
 
     if "said" in first:
         # The last place is that of id -1, no token.
@@ -196,6 +191,21 @@ def _numbers(
         found["costs"] = numbers(joined("costs"), COST)
 
     return found
+
+
+def _numbers_of_core(examples: Sequence[Example]) -> dict[str, str]:
+    """The numbers of the core's repetitions, (M,) or (M, N)."""
+    weights_MN, sizes_MN, cosines_MN = (
+        np.concatenate([example.values[name] for example in examples])
+        for name in ("core_weights", "core_sizes", "core_cosines")
+    )
+    repetitions_N = np.arange(1, weights_MN.shape[1] + 1)
+    return {
+        "repetitions": numbers(weights_MN @ repetitions_N, LONG),
+        "coreWeights": numbers(weights_MN, SHORT),
+        "coreSizes": numbers(sizes_MN, LONG),
+        "coreCosines": numbers(cosines_MN, SHORT),
+    }
 
 
 def _tag_numbers(
