@@ -2,8 +2,8 @@
 
 Each pass is compared with the learned router's pass, window by window.
 
-Shapes: W windows of a source, B of a batch, T positions, A applications of layers, C
-columns, P passes, R 1 + resamples.
+Shapes: W windows of a source, B of a batch, T positions, C columns, P passes, R 1 +
+resamples.
 """
 
 import math
