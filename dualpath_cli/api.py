@@ -6,11 +6,11 @@
     m.routing("Tom has 5 apples.").gate_deep
 
 Shapes: N ids of a text, end-of-text the first of them, V ids of the tokenizer, L
-layers, K loops.
+applications of layers in the order of a pass, K loops, R repetitions of the core.
 """
 
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
@@ -61,7 +61,8 @@ class Routing:
     """The routing of each token of a text; NaN where a layer's block has no such
     choice.
 
-    Row n is about the n-th id, of which the first is end-of-text.
+    Row n is about the n-th id, of which the first is end-of-text. A layer of the core
+    is applied once a repetition, with a column each.
     """
 
     tokens: list[str]
@@ -83,10 +84,16 @@ class Routing:
     """Cosine of both updates, (N, L) (Eq. 7)."""
     deep_share: torch.Tensor
     """The deep path's part of the gated update, (N, L) (Eq. 6)."""
+    layers: list[int]
+    """The layer of each application, from 0, L."""
+    repetitions: list[int]
+    """The repetition of the core of each application, from 1, L; 1 outside the core."""
+    core_weights: torch.Tensor
+    """Weight of each repetition in the core's output, (N, R); R is 0 without a core."""
 
     def frame(self) -> "pandas.DataFrame":
-        """A row for each token and layer, with columns `step_weight_1` ..
-        `step_weight_K`.
+        """A row for each token and application of a layer, with columns
+        `step_weight_1` .. `step_weight_K`; with a core also `repetition`.
 
         Raises ImportError without pandas, which dualpath itself does not need.
         """
@@ -96,15 +103,30 @@ class Routing:
         columns: dict[str, Any] = {
             "position": torch.arange(n_tokens).repeat_interleave(n_layers),
             "token": [token for token in self.tokens for _ in range(n_layers)],
-            "layer": torch.arange(n_layers).repeat(n_tokens),
+            "layer": torch.tensor(self.layers).repeat(n_tokens),
         }
-        for name, values_NL in vars(self).items():
-            if name not in ("tokens", "step_weights"):
-                columns[name] = values_NL.flatten()
+        if self.core_weights.shape[-1]:
+            repetitions = torch.tensor(self.repetitions)
+            columns["repetition"] = repetitions.repeat(n_tokens)
+
+        for name in BY_APPLICATION:
+            columns[name] = getattr(self, name).flatten()
         for k, weights_NL in enumerate(self.step_weights.unbind(-1), 1):
             columns[f"step_weight_{k}"] = weights_NL.flatten()
 
         return pd.DataFrame(columns)
+
+
+BY_APPLICATION = (
+    "gate_deep",
+    "gate_wide",
+    "expected_loops",
+    "update_deep",
+    "update_wide",
+    "cosine",
+    "deep_share",
+)
+"""Fields of Routing and of LayerTrace, (N, L) each."""
 
 
 class LoadedModel:
@@ -123,10 +145,11 @@ class LoadedModel:
     def __repr__(self) -> str:
         config = self.config
         millions = count.parameters(config) / 1e6
+        core = "" if config.core is None else f", R = {config.core_loops}"
         return (
             f"{self._run.folder}, step {self._run.step:,}: {millions:,.1f}M "
             f"parameters, {config.n_layers} layers, width {config.d_model}, "
-            f"K = {config.loops}"
+            f"K = {config.loops}{core}"
         )
 
     @overload
@@ -144,7 +167,7 @@ class LoadedModel:
         texts, a list.
 
         `intervention` is an override of loops or gates, in the words of the command
-        line (``"K=1"``, ``"gates=1,0 layers=0,2"``) or as an object.
+        line (``"K=1"``, ``"R=2"``, ``"gates=1,0 layers=0,2"``) or as an object.
 
         Raises UserError for a text longer than the model, or an override that it cannot
         obey; TypeError for anything but texts and an override.
@@ -167,8 +190,8 @@ class LoadedModel:
     def routing(
         self, text: str | Texts, intervention: Intervention | str | None = None
     ) -> Routing | list[Routing]:
-        """Gates, weights of steps and norms of each token of a text; of several texts,
-        a list.
+        """Gates, weights of steps and of repetitions, and norms of each token of a
+        text; of several texts, a list.
 
         Raises as `logits`.
         """
@@ -182,13 +205,17 @@ class LoadedModel:
         self._forward(ids, intervention, trace=trace)
 
         tokens = [self.tokenizer.decode([id]) for id in ids]
-        by_token_and_layer = {
-            field.name: _by_token_and_layer(trace, field.name, len(ids))
-            for field in fields(Routing)
-            if field.name not in ("tokens", "step_weights")
+        by_application = {
+            name: _by_application(trace, name, len(ids)) for name in BY_APPLICATION
         }
-        step_weights = _step_weights(trace, len(ids))
-        return Routing(tokens, step_weights=step_weights, **by_token_and_layer)
+        return Routing(
+            tokens,
+            step_weights=_step_weights(trace, len(ids)),
+            layers=[layer.layer for layer in trace.layers],
+            repetitions=[layer.repetition + 1 for layer in trace.layers],
+            core_weights=_core_weights(trace, len(ids)),
+            **by_application,
+        )
 
     @torch.no_grad()
     def loss(
@@ -336,13 +363,13 @@ class LoadedModel:
         return forward(self.model, tokens, trace=trace, intervention=change)
 
 
-def _by_token_and_layer(trace: RoutingTrace, name: str, n_tokens: int) -> torch.Tensor:
+def _by_application(trace: RoutingTrace, name: str, n_tokens: int) -> torch.Tensor:
     """A read-out of a text, (N, L); NaN where a layer has none."""
     values_NL = torch.full((n_tokens, len(trace.layers)), torch.nan)
-    for number, layer in enumerate(trace.layers):
+    for place, layer in enumerate(trace.layers):
         value_1N = getattr(layer, name)
         if value_1N is not None:
-            values_NL[:, number] = value_1N[0].cpu()
+            values_NL[:, place] = value_1N[0].cpu()
 
     return values_NL
 
@@ -352,13 +379,20 @@ def _step_weights(trace: RoutingTrace, n_tokens: int) -> torch.Tensor:
     weights = [layer.step_weights for layer in trace.layers]
     most = max(0 if w_1NK is None else w_1NK.shape[-1] for w_1NK in weights)
     weights_NLK = torch.full((n_tokens, len(weights), most), torch.nan)
-    for number, weights_1NK in enumerate(weights):
+    for place, weights_1NK in enumerate(weights):
         if weights_1NK is not None:
             # Layers may run unequal numbers of steps, also by an override.
             missing = most - weights_1NK.shape[-1]
-            weights_NLK[:, number] = F.pad(weights_1NK, (0, missing))[0].cpu()
+            weights_NLK[:, place] = F.pad(weights_1NK, (0, missing))[0].cpu()
 
     return weights_NLK
+
+
+def _core_weights(trace: RoutingTrace, n_tokens: int) -> torch.Tensor:
+    """The weights of the core's repetitions of a text, (N, R)."""
+    if trace.core is None or trace.core.step_weights is None:
+        return torch.empty(n_tokens, 0)
+    return trace.core.step_weights[0].cpu()
 
 
 def _as_list(name: str, texts: object) -> list[str]:

@@ -36,7 +36,7 @@ def generate(options: Generate) -> str:
     # Mistakes were found above, before the slow imports.
     from dualpath_cli.decoding.decoder import Decoder, join_products
     from dualpath_cli.decoding.texts import GeneratedText, generate_texts
-    from dualpath_cli.decoding.writing import DRAFT
+    from dualpath_cli.decoding.writing import draft_of
     from dualpath_cli.run.weights import (
         autocast_of,
         device_of,
@@ -50,7 +50,7 @@ def generate(options: Generate) -> str:
         # Else each pass would round them again.
         round_weights(model, autocast)
     join_products(model)
-    draft = DRAFT if options.speculate else None
+    draft = draft_of(model_config) if options.speculate else None
     decoder = Decoder(model, change, autocast, compiled=options.compile, draft=draft)
 
     samples = range(1, options.num_samples + 1)

@@ -56,7 +56,9 @@ def leave_early(
     # has stopped: a later token may run more steps, and needs their keys and values.
     by_rows = layer.rows_separable(x_BTD)
     # A token stops once at most this mass remains; None: no token stops.
-    threshold = None if layer.intervention is None else layer.intervention.halting
+    threshold = None
+    if layer.intervention is not None and path.config.routes_steps:
+        threshold = layer.intervention.halting
 
     shared = path.shared_keys_and_values(x_BTD, layer)
     active_BT1 = torch.ones_like(x_BTD[..., :1], dtype=torch.bool)
@@ -449,6 +451,8 @@ class DecodingLayerPass(LayerPass):
             return super().run_deep(path, x_BTD)
 
         assert isinstance(path, DeepPath)
+        if awake_BT1 is None and not path.config.routes_steps:
+            return super().run_deep(path, x_BTD)  # only the core halts
         return leave_early(path, self, x_BTD, awake_BT1)
 
     def run_wide(

@@ -55,9 +55,9 @@ class Overrides:
     loops: int | None = None
     """Forced loops of every deep path."""
     intervention: tuple[str, ...] = ()
-    """Other overrides, named as in results: gates=1,0, shuffled, shuffled:7, experts=1,
-    experts=random:7, halting=0.1, skip=0.1, kv_slots=1, layers=0,2; K=3 is --loops
-    3."""
+    """Other overrides, named as in results: R=2 (repetitions of a core), gates=1,0,
+    shuffled, shuffled:7, experts=1, experts=random:7, halting=0.1, skip=0.1,
+    kv_slots=1, layers=0,2; K=3 is --loops 3."""
 
     def __post_init__(self) -> None:
         check_ranges(self, {"loops": (1, 1000)})
@@ -135,8 +135,9 @@ class Generate(DeviceOptions, OwnClasses, Overrides, Sampling):
     """Seed; each text draws by the seed, its prompt's number and its sample's
     number."""
     speculate: int | None = None
-    """Draft up to N tokens with one loop, then verify the draft with all loops at once.
-    Texts have the same distribution as without drafts. One text at a time."""
+    """Draft up to N tokens with one loop, and one repetition of a core, then verify the
+    draft with all loops at once. Texts have the same distribution as without drafts.
+    One text at a time."""
     batch_size: int | None = None
     """Texts in a batch; by default 16, or 1 with --speculate."""
     compile: bool = False
@@ -209,6 +210,10 @@ def _check_drafts(change: Intervention | None, model: ModelConfig) -> None:
             "--speculate excludes kv_slots: a draft would overwrite the slots of "
             "earlier tokens"
         )
+
+    forced = None if change is None else change.core_loops
+    if (forced or model.core_loops) > 1:
+        return
 
     for number, layer in enumerate(model.layers):
         if layer.block == "wide":

@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from dualpath_cli.base.errors import RunFailed
 from dualpath_cli.decoding.decoder import Decoder
 from dualpath_cli.decoding.options import Sampling
+from dualpath_cli.spec.config import ModelConfig
 from dualpath_cli.spec.intervention import Intervention
 
 
@@ -281,6 +282,16 @@ DRAFT = Intervention(loops=1)
 """The intervention of drafts: runs 2 of the K + 1 sublayers in a layer."""
 
 
+def draft_of(config: ModelConfig) -> Intervention:
+    """The intervention of a model's drafts: one step of every loop, one repetition of
+    a core."""
+    if config.core is None:
+        return DRAFT
+
+    has_deep_paths = set(config.block_kinds) != {"wide"}
+    return Intervention(loops=1 if has_deep_paths else None, core_loops=1)
+
+
 @dataclass
 class DraftCounts:
     """Numbers of drafted ids."""
@@ -301,7 +312,7 @@ def generate_with_drafts(
 ) -> Iterator[NewToken]:
     """Yields each new token of one text, by drafts of `length` ids at most.
 
-    Adds to `counts`. The decoder has begun, and has `DRAFT` for its drafts.
+    Adds to `counts`. The decoder has begun, and drafts as `draft_of`.
     """
     stream = TextStream(token_values, limits.stops)
     ids = list(prompt)

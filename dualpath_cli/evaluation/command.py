@@ -152,6 +152,10 @@ class Evaluate(DeviceOptions, OwnClasses, Overrides):
         run = trained.run
         recipe = trained.settings
         change = read_overrides(self)
+        core = {}
+        if recipe.model.core is not None:
+            forced = change and change.core_loops
+            core["core_loops"] = forced or recipe.model.core_loops
         return {
             "name": _model_name(trained),
             "path": trained.path,
@@ -161,6 +165,7 @@ class Evaluate(DeviceOptions, OwnClasses, Overrides):
             "sha256": hash_of_weights(run.checkpoint),
             "model": asdict(recipe.model),
             "loops": (change and change.loops) or recipe.model.loops,
+            **core,
             "intervention": change.name if change else "learned",
             "device": device_name(device_of(self.device)),
             "precision": self.precision,

@@ -337,10 +337,12 @@ class LayerPasses:
     def core(self) -> CorePass:
         """The pass of the core."""
         change = self.intervention
+        # Of chosen layers only the deep paths halt.
+        halts = change is not None and change.layers is None
         return CorePass(
             None if change is None else change.core_loops,
             self.model_pass.backprop_loops,
-            None if change is None else change.halting,
+            change.halting if change is not None and halts else None,
             None if self.trace is None else self.trace.begin_core(),
             self.token_mask,
         )

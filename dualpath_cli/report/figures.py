@@ -108,7 +108,7 @@ def heat_map(
     )
 
 
-def layer_ticks(axis: "Axis", layers: Sequence[int], **options: Any) -> None:
+def layer_ticks(axis: "Axis", layers: Sequence[int | str], **options: Any) -> None:
     """Labels an axis with the numbers of layers; with many layers, every third
     number."""
     step = 1 if len(layers) <= 8 else 3

@@ -98,6 +98,8 @@ def check_as_run(run: Run, model: ModelConfig) -> None:
         way_out = "leave it out, or train a run with it (fit --run.name NAME)"
         if key == "model.loops" and isinstance(value, int):
             way_out = f"to force other loops: ablate --loops {value}"
+        elif key == "model.core_loops":
+            way_out = f"to force other repetitions: generate --intervention R={value}"
         elif key == "model.top_k":
             way_out = "to take other numbers of experts: ablate --suite experts"
         raise UserError(

@@ -259,23 +259,39 @@ class Intervention:
 
         changes_loops = (self.loops, self.halting, self.kv_slots)
         if any(field is not None for field in changes_loops):
-            has_core = config.core is not None and self.loops is None
-            if kinds == {"wide"} and not has_core:
-                return f"{place} has only wide blocks, so it has no loop"
+            _, core, _ = config.stretches
+            repeats = self.loops is None and not set(core).isdisjoint(numbers)
+            if kinds == {"wide"} and not repeats:
+                problem = f"{place} has only wide blocks, so it has no loop"
+                if core:
+                    problem += " of steps: R=2 forces repetitions of the core"
+                return problem
             problem = self._problem_of_loops(config, numbers)
             if problem:
                 return problem
 
-        if self.halting is not None and not (config.routes_steps or config.routes_core):
+        if self.halting is None:
+            return None
+        return self._problem_of_halting(config, numbers)
+
+    def _problem_of_halting(
+        self, config: ModelConfig, numbers: Sequence[int]
+    ) -> str | None:
+        kinds = {config.block_kinds[number] for number in numbers}
+        routes_steps = config.routes_steps and kinds != {"wide"}
+        # Where layers are chosen, the core does not halt.
+        routes_core = config.routes_core and self.layers is None
+
+        if not routes_steps and not routes_core:
+            place = "the model" if not config.routes_core else "that part of the model"
             return (
-                "the model has no router, so there is no remaining mass for a threshold"
+                f"{place} has no router, so there is no remaining mass for a threshold"
             )
-        if self.halting is not None and config.routes_steps and not gives_mass(config):
+        if routes_steps and not gives_mass(config):
             return (
                 f"combination {config.combination} has no step_probability, so there "
                 "is no remaining mass for a threshold"
             )
-
         return None
 
     def _problem_of_loops(
@@ -293,7 +309,7 @@ class Intervention:
             )
 
         if self.kv_slots is not None:
-            most = self._most_kept(config, deep)
+            most = self._most_kept(config, numbers)
             if self.kv_slots >= most:
                 return (
                     f"{self.kv_slots} slots leave nothing out of a loop of {most} steps"
@@ -301,13 +317,17 @@ class Intervention:
 
         return None
 
-    def _most_kept(self, config: ModelConfig, deep: Sequence[int]) -> int:
-        """The most keys and values of a token that a loop keeps: one for each step."""
-        kept = [config.core_loops if self.core_loops is None else self.core_loops]
-        for number in deep:
+    def _most_kept(self, config: ModelConfig, numbers: Sequence[int]) -> int:
+        """The most keys and values of a token that a loop of these layers keeps: one
+        for each step."""
+        _, core, _ = config.stretches
+        kept = [1]
+        for number in numbers:
             layer = config.layers[number]
-            shared = layer.step_kv == "first"
-            kept.append(1 if shared else self.loops or layer.loops)
+            if number in core:
+                kept.append(self.core_loops or config.core_loops)
+            if layer.block != "wide" and layer.step_kv == "own":
+                kept.append(self.loops or layer.loops)
         return max(kept)
 
 

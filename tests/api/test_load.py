@@ -12,7 +12,8 @@ import torch
 
 import dualpath_cli as dualpath
 from dualpath_cli.base.errors import UserError
-from tests.study.conftest import OPEN, model_of
+from dualpath_cli.recipe.recipes import merge
+from tests.study.conftest import CORE, OPEN, model_of
 from tests.training.tiny_run import Fit
 
 TEXT = "the shell of the sea"
@@ -97,6 +98,32 @@ def test_routing_as_a_frame_has_a_row_for_each_token_and_layer(run):
         assert row["step_weight_3"] == routing.step_weights[place, layer, 2]
     assert len(frame) == 2 * len(routing.tokens)
     assert (frame.xs(1, level="layer")["gate_wide"] == 0).all()
+
+
+def test_a_layer_of_a_core_has_a_column_for_each_repetition(trained):
+    """The run's core are layers 1 and 2."""
+    loaded = dualpath.load(trained(**merge(OPEN, CORE)))
+    assert str(loaded).endswith("K = 2, R = 3")
+    for words, repetitions in (("learned", 3), ("R=1", 1), ("R=5", 5)):
+        routing = loaded.routing(TEXT, words)
+        counts = range(1, repetitions + 1)
+        assert routing.layers == [0, *[1, 2] * repetitions, 3]
+        assert routing.repetitions == [1, *[r for r in counts for _ in range(2)], 1]
+        shape = (len(routing.tokens), repetitions)
+        assert routing.core_weights.shape == shape
+        torch.testing.assert_close(routing.core_weights.sum(-1), torch.ones(shape[0]))
+        has_gates = ~routing.gate_deep.isnan().any(0)
+        assert has_gates.tolist() == [layer in (2, 3) for layer in routing.layers]
+
+
+def test_a_frame_of_a_core_names_the_repetition(trained):
+    pytest.importorskip("pandas")
+    routing = dualpath.load(trained(**merge(OPEN, CORE))).routing(TEXT, "R=2")
+    frame = routing.frame().set_index(["position", "layer", "repetition"])
+    places = enumerate(zip(routing.layers, routing.repetitions, strict=True))
+    for column, (layer, repetition) in places:
+        found = frame.loc[(3, layer, repetition), "update_wide"]
+        assert found == routing.update_wide[3, column]
 
 
 @pytest.mark.parametrize("loops", [1, 5])

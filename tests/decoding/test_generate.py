@@ -18,7 +18,10 @@ from dualpath_cli.base.errors import UserError
 from dualpath_cli.cli.main import main
 from dualpath_cli.decoding import texts
 from dualpath_cli.decoding.command import Prompt, encode_prompts, read_prompts
+from dualpath_cli.decoding.options import Generate, check_change
 from dualpath_cli.recipe.recipes import merge
+from dualpath_cli.spec.config import ModelConfig
+from dualpath_cli.spec.intervention import Intervention
 from tests.conftest import OutputOf
 from tests.data.small_tokenizer import tokenizer_with
 from tests.study.conftest import OPEN
@@ -150,6 +153,16 @@ def test_a_smaller_last_batch_is_filled_up_where_passes_are_compiled(rows, monke
         == len(sizes)
         == 1
     )
+
+
+def test_drafts_need_a_loop_or_a_core_that_repeats():
+    config = ModelConfig(
+        n_layers=2, block="wide", d_ffn_wide=48, core=[0, 1], core_loops=2
+    )
+    options = Generate(ckpt_path="RUN", speculate=3)
+    check_change(options, Intervention(core_loops=3), config)
+    with pytest.raises(UserError, match="drafts with one loop"):
+        check_change(options, Intervention(core_loops=1), config)
 
 
 def interrupt(signum: int, after: int, monkeypatch: pytest.MonkeyPatch) -> None:

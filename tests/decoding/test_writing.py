@@ -19,6 +19,7 @@ from dualpath_cli.decoding.writing import (
     NewToken,
     Sampler,
     TextStream,
+    draft_of,
     generate_batch,
     generate_with_drafts,
     verify_draft,
@@ -358,9 +359,10 @@ def drafted(
     seed: int = 0,
     change: Intervention | None = None,
     model: DualPathLM = MODEL,
+    draft: Intervention = DRAFT,
 ) -> tuple[list[NewToken], DraftCounts]:
     """The pieces of a text that is written by drafts, and how these fared."""
-    decoder, drafts = Decoder(model, change, draft=DRAFT), DraftCounts()
+    decoder, drafts = Decoder(model, change, draft=draft), DraftCounts()
     decoder.begin(limits.positions([len(prompt)]))
     generator = torch.Generator().manual_seed(seed)
     pieces = generate_with_drafts(
@@ -395,6 +397,30 @@ def plain(
             limits,
         )
     )
+
+
+@pytest.mark.parametrize(
+    ("changes", "draft"),
+    [
+        ({}, Intervention(loops=1)),
+        ({"core": [0, 1], "core_loops": 3}, Intervention(loops=1, core_loops=1)),
+        (
+            {"core": [0, 1], "core_loops": 3, "block": "wide"},
+            Intervention(core_loops=1),
+        ),
+    ],
+)
+def test_a_draft_runs_every_loop_once(changes, draft):
+    config = small(n_layers=2, gain_init=0.0, init_std=0.3, **changes)
+    assert draft_of(config) == draft
+    assert draft.problem(config) is None
+    model = DualPathLM(config, seed=0).double()
+    limits = Limits(6, 24, NO_EOT)
+    greedy = Sampling(greedy=True)
+    expected = plain([1, 2], greedy, limits, model=model)
+    pieces, counts = drafted([1, 2], greedy, limits, 3, model=model, draft=draft)
+    assert [piece.id for piece in pieces] == [piece.id for piece in expected]
+    assert counts.ids > 0
 
 
 @settings(max_examples=40, derandomize=True, database=None, deadline=None)

@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 
-from dualpath_cli.model import AuxiliaryLoss, Intervention, RoutingTrace
+from dualpath_cli.decoding.cache import Cache
+from dualpath_cli.decoding.decoding_pass import forward
+from dualpath_cli.model import (
+    AuxiliaryLoss,
+    DualPathLM,
+    Intervention,
+    RoutingTrace,
+)
 from dualpath_cli.model.draws import shuffled_positions
 from dualpath_cli.model.routing import LayerTrace
 from dualpath_cli.spec.config import GATE_OUTPUTS, ModelConfig
@@ -67,6 +74,7 @@ def test_all_layers_of_a_kind_share_one_graph(changes, graphs):
     assert counter.frame_count == graphs
 
 
+CORE = {"core": [0, 1], "core_loops": 3, "core_combination": "router"}
 CONSTANT = Intervention(gates=(1.0, 0.0))
 HALTING = Intervention(halting=0.1)
 
@@ -438,3 +446,60 @@ def test_small_steps_are_measured_in_float32_where_the_stream_is_bfloat16():
         layer.record_steps(x.bfloat16(), [x * 1.001, x * 1.0], weights, loops=2)
     assert layer.step_sizes.flatten().tolist() == pytest.approx([1e-3, 1e-3], rel=2e-3)
     assert layer.step_cosines[0, 0, 1].item() == pytest.approx(-1, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "intervention", "reason"),
+    [
+        (
+            {"block": "wide", **CORE},
+            Intervention(loops=2),
+            "the model has only wide blocks, so it has no loop of steps: R=2 forces",
+        ),
+        (
+            {"block": "wide", **CORE, "core_combination": "final"},
+            HALTING,
+            "the model has no router",
+        ),
+        (
+            {"block": "wide", **CORE},
+            Intervention(kv_slots=3),
+            "3 slots leave nothing out of a loop of 3 steps",
+        ),
+    ],
+)
+def test_what_a_core_does_not_have_cannot_be_overridden(changes, intervention, reason):
+    problem = intervention.problem(small(**changes))
+    assert problem is not None
+    assert problem.startswith(reason)
+
+
+def of_core(**changes) -> DualPathLM:
+    """A model with a core, whose loops and gates matter."""
+    config = small(**CORE, gain_init=0.0, init_std=0.3, **changes)
+    return DualPathLM(config, seed=0).double()
+
+
+@pytest.mark.parametrize("combination", ["router", "final"])
+def test_a_core_halts_with_or_without_routers_in_its_layers(combination):
+    model = of_core(combination=combination)
+    # Each token keeps at most all of the mass after the first repetition.
+    halted = forward(model, TOKENS, intervention=Intervention(halting=1.0))
+    alone = {"loops": 1} if combination == "router" else {}
+    once = forward(model, TOKENS, intervention=Intervention(core_loops=1, **alone))
+    torch.testing.assert_close(halted, once, rtol=0, atol=0)
+
+
+def test_in_chosen_layers_only_loops_halt_and_only_their_slots_are_fewer():
+    model, trace = of_core(), RoutingTrace()
+    in_first = Intervention(halting=1.0, layers=(0,))
+    forward(model, TOKENS, trace=trace, intervention=in_first)
+    assert (trace.core.steps_taken == 3).all()
+    loops = {(layer.layer, layer.loops_run) for layer in trace.layers}
+    assert loops == {(0, 1), (1, 3)}
+
+    cache = Cache(model.config)
+    fewer = Intervention(kv_slots=1, layers=(0,))
+    forward(model, TOKENS, cache=cache, intervention=fewer)
+    slots = [[len(one.deep) for one in caches] for caches in cache.layers]
+    assert slots == [[1], [3, 3, 3]]

@@ -32,6 +32,22 @@ OPEN = {"model": {"gain_init": 0.0, "init_std": 0.3, "loops": 3}, "optim": {"lr"
 """A model whose gates, paths and loops matter after six steps."""
 
 
+CORE = {
+    "model": {
+        "n_layers": 4,
+        "block": ["wide", "wide", "dual", "dual"],
+        "core": [1, 2],
+        "core_loops": 3,
+        "core_combination": "router",
+        "injection": "linear",
+        "loops": 2,
+    },
+    "run": {"gates_every": 0},
+}
+"""Changes to `OPEN`: a wide and a dual layer, repeated three times with a router,
+between a wide layer and a dual one."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Studied:
     """What a study of a run wrote and printed; tests read it, and change copies of the

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from itertools import cycle
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -20,31 +21,54 @@ DIFFERENCE = "loss minus that of the learned router (nats per token)"
 
 
 def draw_figures(
-    folder: Path, results: Sequence[Result], loops: int | None
+    folder: Path,
+    results: Sequence[Result],
+    loops: int | None,
+    core_loops: int | None = None,
 ) -> list[Path]:
     """Writes each figure with rows in the results, as PNG and PDF; returns their
     paths.
 
-    `loops` is the trained K; None if layers differ.
+    `loops` is the trained K, None if layers differ; `core_loops` the trained R, None
+    without a core.
     """
     figures = {
-        "forced_loops": _forced_loops(results, loops),
+        "forced_loops": _forced(results, FORCED_LOOPS, loops),
+        "forced_core_loops": _forced(results, FORCED_CORE_LOOPS, core_loops),
         "layers": _layers(results),
         "passes": _passes(results),
     }
     return save(folder, figures)
 
 
-def _forced_loops(results: Sequence[Result], trained: int | None) -> Figure | None:
-    """Difference to the learned router by forced K: a line a source, the trained K
-    marked."""
-    forced = [
-        result
-        for result in results
-        if result.intervention.loops
-        and result.intervention == Intervention(loops=result.intervention.loops)
-    ]
-    counts = sorted({result.intervention.loops or 0 for result in forced})
+class Forced(NamedTuple):
+    """A number that an intervention forces."""
+
+    field: str  # of Intervention
+    symbol: str  # K or R
+    axis: str  # the label of its axis
+
+
+FORCED_LOOPS = Forced("loops", "K", "forced loops")
+FORCED_CORE_LOOPS = Forced("core_loops", "R", "forced repetitions of the core")
+
+
+def _forced(
+    results: Sequence[Result], number: Forced, trained: int | None
+) -> Figure | None:
+    """Difference to the learned router by a forced number alone: a line a source, the
+    trained number marked."""
+
+    def count_of(result: Result) -> int:
+        return getattr(result.intervention, number.field) or 0
+
+    forced = []
+    for result in results:
+        count = count_of(result)
+        if count and result.intervention == Intervention(**{number.field: count}):
+            forced.append(result)
+
+    counts = sorted({count_of(result) for result in forced})
     if len(counts) < 2:
         return None
 
@@ -53,15 +77,15 @@ def _forced_loops(results: Sequence[Result], trained: int | None) -> Figure | No
     sources = dict.fromkeys(result.source for result in forced)
     for source, color in zip(sources, cycle(SOURCES), strict=False):
         line = [result for result in forced if result.source == source]
-        x = [result.intervention.loops or 0 for result in line]
+        x = [count_of(result) for result in line]
         low = [result.low for result in line]
         high = [result.high for result in line]
         ax.fill_between(x, low, high, color=color, alpha=0.2, linewidth=0)
         _plot_differences(ax, x, line, color, source)
 
     if trained is not None:
-        _mark_trained(ax, trained)
-    ax.set(xlabel="forced loops", ylabel=DIFFERENCE, xticks=counts)
+        _mark_trained(ax, number.symbol, trained)
+    ax.set(xlabel=number.axis, ylabel=DIFFERENCE, xticks=counts)
     _finish(ax)
     ax.legend(frameon=False)
     return figure
@@ -78,10 +102,10 @@ def _plot_differences(
     ax.plot(x, y, color=color, marker="o", markersize=4, label=name)
 
 
-def _mark_trained(ax: Axes, trained: int) -> None:
+def _mark_trained(ax: Axes, symbol: str, trained: int) -> None:
     ax.axvline(trained, color=MUTED, linewidth=0.8, linestyle=":")
     ax.annotate(
-        f"trained K = {trained}",
+        f"trained {symbol} = {trained}",
         (trained, 0.97),
         xycoords=("data", "axes fraction"),
         xytext=(4, 0),

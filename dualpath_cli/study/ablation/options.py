@@ -64,14 +64,15 @@ class Ablate(StudyOptions):
 
     suite: tuple[str, ...] = ()
     """One or more, or all. paper, the default: the 16 rows of the paper's
-    inference-time ablations; token-classes: classes of tokens forced wide and deep,
-    beside equally many matched random tokens; layers: each row of paper in one layer at
-    a time; experts: fewer or more of a token's best experts, and a random choice;
-    halting: thresholds of remaining mass at which a token stops looping; skip: gates
-    below which a token skips its loops or the wide path; kv-slots: fewer keys and
-    values for the steps of a loop, token by token."""
+    inference-time ablations, and of a core R=1 to one repetition more than trained;
+    token-classes: classes of tokens forced wide and deep, beside equally many matched
+    random tokens; layers: each row of paper in one layer at a time; experts: fewer or
+    more of a token's best experts, and a random choice; halting: thresholds of
+    remaining mass at which a token stops looping; skip: gates below which a token skips
+    its loops or the wide path; kv-slots: fewer keys and values for the steps of a loop,
+    token by token."""
     loops: str = "1-10"
-    """Forced loop counts, such as 1-10 or 1,2,8."""
+    """Forced loop counts of deep paths, such as 1-10 or 1,2,8."""
     seeds: int | None = None
     """Number of seeds: of shuffled gates and random experts, a row each (1 by default),
     and of random tokens, whose mean is reported (5 by default)."""
@@ -103,10 +104,13 @@ class Ablate(StudyOptions):
 
         return SUITES if "all" in chosen else tuple(s for s in SUITES if s in chosen)
 
-    def overrides(self) -> list[Intervention]:
+    def overrides(self, config: ModelConfig) -> list[Intervention]:
         """The rows of the paper's table `ablations`: loops, constant gates, shuffled
-        gates."""
+        gates; and repetitions of a core."""
         loops = [Intervention(loops=count) for count in _parse_loops(self.loops)]
+        if config.core is not None:
+            counts = range(1, config.core_loops + 2)
+            loops += [Intervention(core_loops=count) for count in counts]
         constant = [Intervention(gates=gates) for gates in GATES]
         seeds = range(self.seeds or 1)
         shuffled = [Intervention(gates=SHUFFLED, seed=seed) for seed in seeds]
@@ -150,11 +154,11 @@ def _rows_of_suite(
     """The rows of a suite; the docstring of `Ablate.suite` describes the suites."""
     match suite:
         case "paper":
-            changes = options.overrides()
+            changes = options.overrides(config)
         case "token-classes":
             return _token_class_rows(options)
         case "layers":
-            changes = _in_each_layer(options.overrides(), config)
+            changes = _in_each_layer(options.overrides(config), config)
         case "experts":
             changes = _expert_changes(config, options.seeds or 1)
         case "halting":
@@ -164,8 +168,8 @@ def _rows_of_suite(
             gates = (0.5, 0.4, 0.3, 0.2, 0.1, 0.05)
             changes = [Intervention(skip=gate) for gate in gates]
         case _:
-            slots = range(1, config.most_loops)
-            changes = [Intervention(kv_slots=count) for count in slots]
+            most = max(config.most_loops, config.core_loops)
+            changes = [Intervention(kv_slots=count) for count in range(1, most)]
 
     return [AblationRow(suite, change) for change in changes]
 
@@ -213,6 +217,10 @@ def _in_each_layer(
     """
     changes = []
     for override in overrides:
+        # The core repeats all its layers together.
+        if override.core_loops is not None:
+            continue
+
         model_lacks_it = override.problem(config) is not None
         for number, layer in enumerate(config.layers):
             # The trained K changes nothing.

@@ -6,6 +6,7 @@ Shapes: W windows of a source, B of a batch, T positions, C columns, P passes, R
 resamples.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -20,6 +21,7 @@ from dualpath_cli.data.windows import Windows
 from dualpath_cli.decoding.decoding_pass import forward
 from dualpath_cli.model import RoutingTrace
 from dualpath_cli.model.loss import IGNORE
+from dualpath_cli.model.routing import LayerTrace
 from dualpath_cli.report import bootstrap
 from dualpath_cli.report.bootstrap import Floats, clusters_of, resampled_sums
 from dualpath_cli.run.weights import from_all_ranks
@@ -53,9 +55,10 @@ class AblationPass(Pass):
 
     def begin(self, module: DualPathModule, files: ExitStack) -> None:
         self._module = module
-        # of each batch: places of its windows, and their sums, (B, 3)
+        # of each batch: places of its windows, and their sums, (B, 4)
         self._scores: list[tuple[list[int], torch.Tensor]] = []
-        self._loops_run: list[float] = []  # of each batch
+        # of each batch: steps of a loop, repetitions of the core
+        self._loops_run: list[tuple[float, float]] = []
 
     def step(
         self, tokens: torch.Tensor, targets: torch.Tensor, places: list[int]
@@ -76,16 +79,22 @@ class AblationPass(Pass):
             token_mask=overridden_BT,
         )
 
-        nats_B = nll_BT.double().sum(1)
-        loops_B = _window_sums([x.expected_loops for x in trace.layers], scored_BT)
-        passes_B = _window_sums([x.passes for x in trace.layers], scored_BT)
-        sums_B3 = torch.stack([nats_B, loops_B, passes_B], dim=1)
-        self._scores.append((places, sums_B3))
+        n_layers = self._module.config.n_layers
+        of_tokens = (
+            nll_BT.double(),
+            _loops_of_tokens(trace),
+            _passes_of_tokens(trace, n_layers),
+            _repetitions_of_tokens(trace),
+        )
+        sums = [_window_sums(values_BT, scored_BT) for values_BT in of_tokens]
+        self._scores.append((places, torch.stack(sums, dim=1)))
 
         # A batch of padding, which only fills up a rank's share, halts at once.
-        runs = [x.loops_run for x in trace.layers if x.loops_run is not None]
-        counts = bool(runs) and bool(scored_BT.any())
-        self._loops_run.append(float(np.mean(runs)) if counts else float("nan"))
+        counts = bool(scored_BT.any())
+        core = [] if trace.core is None else [trace.core]
+        loops_run = _loops_run(trace.layers) if counts else math.nan
+        core_loops_run = _loops_run(core) if counts else math.nan
+        self._loops_run.append((loops_run, core_loops_run))
 
     def end(self) -> Arrays:
         """The scores of all ranks' windows, in their order; without loops their numbers
@@ -93,7 +102,8 @@ class AblationPass(Pass):
 
         Of each window, (W,): `nats`, the sum of its tokens' losses; `loops` and
         `passes`, the sums of expected loops and of sublayers passed, means over layers.
-        `loops_run`, (), is the mean number of steps that a batch ran in a layer.
+        `loops_run`, (), is the mean number of steps that a batch ran in a layer. With a
+        core also `core_loops` and `core_loops_run`, of its repetitions.
         """
         # `FILLER` is among the places, and not read below.
         own_scores: dict[int, list[float]] = {}
@@ -103,16 +113,24 @@ class AblationPass(Pass):
         scores: dict[int, list[float]] = {}
         for rank_scores in from_all_ranks(own_scores):
             scores |= rank_scores
-        loops_run = list(chain.from_iterable(from_all_ranks(self._loops_run)))
+        runs = list(chain.from_iterable(from_all_ranks(self._loops_run)))
+        loops_run, core_loops_run = (
+            float(torch.tensor(of_batches).nanmean())
+            for of_batches in zip(*runs, strict=True)
+        )
 
         in_order = [scores[place] for place in range(self.windows.n_filled)]
-        nats_W, loops_W, passes_W = np.array(in_order).T
-        return {
+        nats_W, loops_W, passes_W, core_loops_W = np.array(in_order).T
+        arrays = {
             "nats": nats_W,
             "loops": loops_W,
             "passes": passes_W,
-            "loops_run": np.array(float(torch.tensor(loops_run).nanmean())),
+            "loops_run": np.array(loops_run),
         }
+        if self._module.config.core is not None:
+            arrays["core_loops"] = core_loops_W
+            arrays["core_loops_run"] = np.array(core_loops_run)
+        return arrays
 
 
 def _batch_mask(
@@ -128,17 +146,61 @@ def _batch_mask(
 
 
 def _window_sums(
-    values_of_layers: Sequence[torch.Tensor | None], scored_BT: torch.Tensor
+    values_BT: torch.Tensor | None, scored_BT: torch.Tensor
 ) -> torch.Tensor:
-    """Sums over each window's tokens of a mean over layers, (B,); nan if no layer has a
-    number."""
-    known = [values.double() for values in values_of_layers if values is not None]
-    if not known:
-        nan = float("nan")
+    """Sums over each window's tokens, (B,); nan without numbers."""
+    if values_BT is None:
         shape = (len(scored_BT),)
-        return torch.full(shape, nan, device=scored_BT.device, dtype=torch.float64)
+        return torch.full(shape, math.nan, device=scored_BT.device, dtype=torch.float64)
 
-    return (torch.stack(known).mean(0) * scored_BT).sum(1)
+    return (values_BT * scored_BT).sum(1)
+
+
+def _loops_of_tokens(trace: RoutingTrace) -> torch.Tensor | None:
+    """Each token's expected steps of a loop, (B, T), a mean over the deep paths that it
+    took; None without deep paths."""
+    loops = []
+    taken = []
+    for layer in trace.layers:
+        if layer.expected_loops is not None:
+            taken_BT = _takes(trace, layer)
+            loops.append(layer.expected_loops.double() * taken_BT)
+            taken.append(taken_BT)
+
+    if not loops:
+        return None
+    return torch.stack(loops).sum(0) / torch.stack(taken).sum(0)
+
+
+def _passes_of_tokens(trace: RoutingTrace, n_layers: int) -> torch.Tensor:
+    """The sublayers that each token passed, (B, T), a mean over layers: in the core
+    those of all repetitions."""
+    passes = [layer.passes.double() * _takes(trace, layer) for layer in trace.layers]
+    return torch.stack(passes).sum(0) / n_layers
+
+
+def _repetitions_of_tokens(trace: RoutingTrace) -> torch.Tensor | None:
+    """Each token's expected repetitions of the core, (B, T); None without a core."""
+    if trace.core is None or trace.core.expected_loops is None:
+        return None
+    return trace.core.expected_loops.double()
+
+
+def _takes(trace: RoutingTrace, layer: LayerTrace) -> torch.Tensor:
+    """Whether each token took an application of a layer, (B, T): not after it stopped
+    in an earlier repetition of the core."""
+    if layer.repetition == 0:
+        return torch.ones_like(layer.passes, dtype=torch.bool)
+
+    assert trace.core is not None
+    assert trace.core.steps_taken is not None
+    return trace.core.steps_taken > layer.repetition
+
+
+def _loops_run(loops: Sequence[LayerTrace]) -> float:
+    """The mean number of steps that were run; nan without a loop."""
+    runs = [loop.loops_run for loop in loops if loop.loops_run is not None]
+    return float(np.mean(runs)) if runs else math.nan
 
 
 @dataclass(frozen=True)
@@ -155,9 +217,13 @@ class Result:
     high: float
     # mean over tokens and layers of the step number under the step weights
     expected_loops: float
-    # mean over tokens and layers of the sublayers passed; K + 1 in a dual layer
+    # mean over tokens and layers of the sublayers passed; K + 1 in a dual layer, R
+    # times as many in the core
     passes: float
     loops_run: float  # mean number of steps run by a batch in a layer
+    # mean over tokens of the core's repetition under its weights; nan without a core
+    expected_core_loops: float = math.nan
+    core_loops_run: float = math.nan  # mean number of repetitions run by a batch
 
 
 Excess = dict[str, Any]
@@ -188,7 +254,8 @@ def compare(passes: Sequence[AblationPass]) -> list[Result]:
     mean_P, low_P, high_P = _nats_per_token(source, differences_WP, tokens_W1, windows)
 
     def per_token(pass_: AblationPass, name: str) -> float:
-        return float(pass_.arrays[name].sum() / windows.n_tokens)
+        sums_W = pass_.arrays.get(name)
+        return math.nan if sums_W is None else float(sums_W.sum() / windows.n_tokens)
 
     return [
         Result(
@@ -202,6 +269,8 @@ def compare(passes: Sequence[AblationPass]) -> list[Result]:
             expected_loops=per_token(pass_, "loops"),
             passes=per_token(pass_, "passes"),
             loops_run=float(pass_.arrays["loops_run"]),
+            expected_core_loops=per_token(pass_, "core_loops"),
+            core_loops_run=float(pass_.arrays.get("core_loops_run", math.nan)),
         )
         for p, pass_ in enumerate(passes)
     ]

@@ -23,6 +23,7 @@ from dualpath_cli.data.windows import Windows
 from dualpath_cli.report import bootstrap
 from dualpath_cli.report.bootstrap import clusters_of
 from dualpath_cli.report.table import Table, format_csv, markdown, show, without_nan
+from dualpath_cli.spec.config import ModelConfig
 from dualpath_cli.study import bench
 from dualpath_cli.study.ablation.figures import draw_figures
 from dualpath_cli.study.ablation.options import (
@@ -89,7 +90,8 @@ def ablate(session: Session[StudyLaunch]) -> None:
     for source in module.sources:
         whole.extend(ablation.finished[source])
     paths = write_results(options.folder, report, whole)
-    paths += draw_figures(options.folder, whole.results, model.same_loops)
+    core_loops = _trained_core_loops(model)
+    paths += draw_figures(options.folder, whole.results, model.same_loops, core_loops)
     session.say("\n".join(map(str, paths)))
 
 
@@ -178,7 +180,9 @@ class Ablation(bench.Study[AblationPass]):
             # Tables begin with the learned router, but for those of differences.
             rows = [row for row in results if row.suite in (suite, BASELINE)]
             if suite in ("paper", "experts", "kv-slots", *SHORTER):
-                tables.append(source_table(title, rows, self._model.same_loops))
+                core_loops = _trained_core_loops(self._model)
+                table = source_table(title, rows, self._model.same_loops, core_loops)
+                tables.append(table)
             elif suite == "layers" and len(rows) > 1:
                 is_dual = self._model.block_kinds[-1] == "dual"
                 tables.append(layer_table(title, rows[1:], is_dual))
@@ -186,6 +190,11 @@ class Ablation(bench.Study[AblationPass]):
                 tables.append(excess_table(title, source_excesses))
 
         return tables
+
+
+def _trained_core_loops(model: ModelConfig) -> int | None:
+    """R; None without a core."""
+    return None if model.core is None else model.core_loops
 
 
 def write_results(
@@ -196,9 +205,12 @@ def write_results(
 
     A missing number is null in JSON and empty in CSV; tables are those on the screen.
     """
+    has_core = report["model"]["core"] is not None
     rows = []
     for result in finished.results:
         row = asdict(result) | {"intervention": result.intervention.name}
+        if not has_core:
+            del row["expected_core_loops"], row["core_loops_run"]
         rows.append(without_nan(row))
     excess_rows = [without_nan(excess) for excess in finished.excesses]
 

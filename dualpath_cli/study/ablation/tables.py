@@ -16,10 +16,16 @@ LAST_LAYER = (
 )
 
 
-def source_table(title: str, results: Sequence[Result], loops: int | None) -> Table:
+def source_table(
+    title: str,
+    results: Sequence[Result],
+    loops: int | None,
+    core_loops: int | None = None,
+) -> Table:
     """A table of one source's rows.
 
-    `loops` is the trained K; None if layers differ.
+    `loops` is the trained K, None if layers differ; `core_loops` the trained R, None
+    without a core.
     """
     columns = [
         Column("intervention"),
@@ -28,16 +34,21 @@ def source_table(title: str, results: Sequence[Result], loops: int | None) -> Ta
         Column("95 % interval", interval("+.4f")),
     ]
     shows_compute = results[-1].suite in SHORTER
+    shows_core = shows_compute and core_loops is not None
     if shows_compute:
         columns += [Column(name, ".2f") for name in ("loops", "run", "passes")]
+    if shows_core:
+        columns += [Column(name, ".2f") for name in ("R", "R run")]
 
     rows = []
     for result in results:
-        name = label(result.intervention, loops)
+        name = label(result.intervention, loops, core_loops)
         ends = (result.low, result.high)
         row = [name, result.loss, result.difference, ends]
         if shows_compute:
             row += [result.expected_loops, result.loops_run, result.passes]
+        if shows_core:
+            row += [result.expected_core_loops, result.core_loops_run]
         rows.append(row)
 
     return Table(columns, rows, title)
@@ -126,13 +137,17 @@ def by_layer(
     return overrides, layers, differences
 
 
-def label(intervention: Intervention, loops: int | None) -> str:
+def label(
+    intervention: Intervention, loops: int | None, core_loops: int | None = None
+) -> str:
     """An intervention's name and, in brackets, its meaning.
 
-    `loops` is the trained K; None if layers differ.
+    `loops` and `core_loops` are those of `source_table`.
     """
     meaning = meaning_of(intervention)
     if loops is not None and intervention == Intervention(loops=loops):
+        meaning = "as trained"
+    if core_loops is not None and intervention == Intervention(core_loops=core_loops):
         meaning = "as trained"
 
     return f"{intervention.name} ({meaning})" if meaning else intervention.name

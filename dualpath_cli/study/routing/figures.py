@@ -1,4 +1,5 @@
-"""The figures of `dualpath routing`: by depth, of gates, by part of speech."""
+"""The figures of `dualpath routing`: by depth, of gates, by part of speech, of a
+core."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import cycle
@@ -60,18 +61,55 @@ def _plot_depth(
     for color, (name, summary) in zip(cycle(SOURCES), sources.items(), strict=False):
         values = summary.means[readout]
         low, high = summary.interval(values)
-        x = summary.layers
+        x = summary.axis
         y = values[0]
         ax.fill_between(x, low, high, color=color, alpha=0.18, linewidth=0)
         ax.plot(x, y, color=color, marker="o", markersize=3, linewidth=1.2, label=name)
 
     if len(sources) > 1:
         y = mean.means[readout][0]
-        ax.plot(mean.layers, y, color=INK, linewidth=2.2, label="mean")
+        ax.plot(mean.axis, y, color=INK, linewidth=2.2, label="mean")
 
     plain(ax)
     every = 1 if len(mean.layers) <= 8 else 2
-    ax.set(xlabel="layer", xticks=mean.layers[::every])
+    ax.set(xlabel="layer", xticks=mean.axis[::every])
+    if mean.core:
+        ax.set_xticklabels(mean.layers[::every], rotation=90)
+
+
+CORE_TITLES = {
+    "core_weights": "weight in the core's output",
+    "core_sizes": "size of the update",
+    "core_cosines": "cosine with the update before",
+}
+
+
+def core_figure(sources: Mapping[str, Summary], mean: Summary) -> Figure | None:
+    """Weight, size and cosine of each repetition of the core: a line a source."""
+    if not mean.core:
+        return None
+
+    figure, axes = panels(8.2, 3.0, 1, len(CORE_TITLES))
+    for ax, (readout, title) in zip(axes[0], CORE_TITLES.items(), strict=True):
+        colored = zip(cycle(SOURCES), sources.items(), strict=False)
+        for color, (name, summary) in colored:
+            values = summary.core[readout]
+            low, high = summary.interval(values)
+            x = range(1, len(low) + 1)
+            ax.fill_between(x, low, high, color=color, alpha=0.18, linewidth=0)
+            ax.plot(x, values[0], color=color, marker="o", markersize=3, label=name)
+
+        plain(ax)
+        ax.set(xlabel="repetition", xticks=x)
+        ax.set_title(title, fontsize=9)
+
+    figure.legend(
+        *axes[0, 0].get_legend_handles_labels(),
+        loc="outside right center",
+        frameon=False,
+        fontsize=8,
+    )
+    return figure
 
 
 def density_figure(sums: Mapping[str, Sums], average: Summary) -> Figure:
@@ -205,7 +243,8 @@ def part_of_speech_figure(
         ax.set_facecolor(NO_DATA)
         ax.set_title(name, fontsize=8)
         ax.set_yticks(range(len(tags)), labels, fontsize=7)
-        layer_ticks(ax.xaxis, average.layers, fontsize=7)
+        turned = {"rotation": 90} if average.core else {}
+        layer_ticks(ax.xaxis, average.layers, fontsize=7, **turned)
 
         is_lowest = place + across >= len(maps)
         if is_lowest:

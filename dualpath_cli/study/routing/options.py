@@ -39,8 +39,11 @@ class RoutingOptions(StudyOptions):
 
     def check(self, settings: Settings) -> None:
         if "dual" not in settings.model.block_kinds:
+            way_out = ""
+            if settings.model.routes_core:
+                way_out = "; for its core, see dualpath_cli.load(RUN).routing"
             raise UserError(
-                "the model has no dual block, so there is no routing to read"
+                f"the model has no dual block, so there is no routing to read{way_out}"
             )
         if self.tagger is not None and not self.untagged:
             try:

@@ -1,15 +1,17 @@
 """Read-outs of every token in every layer with gates, and their sums over a source.
 
+A layer of the core has a place for each repetition, in the order of a forward pass.
+
 Each sum is kept 1 + 1,000 times, first plain, then resampled (`report/bootstrap.py`).
 Every statistic is computed from all of these (`summary.py`), so memory does not grow
 with the text.
 
-Shapes: B sequences, T positions, L layers with gates, K loops, C experts of a token, R
-1 + resamples, P parts of speech, E experts.
+Shapes: B sequences, T positions, L places of layers with gates, K loops, N repetitions
+of the core, C experts of a token, R 1 + resamples, P parts of speech, E experts.
 """
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy.typing as npt
 import torch
@@ -36,10 +38,51 @@ STEP_READOUTS = {"step_weights": 0.0, "step_sizes": math.nan, "step_cosines": ma
 """Fields of LayerTrace, each K numbers; the value fills up layers of fewer steps."""
 EXPERT_READOUTS = ("experts", "expert_weights")
 """Fields of LayerTrace, each C numbers, of layers whose wide path has experts."""
+CORE_READOUTS = {
+    "core_weights": "step_weights",
+    "core_sizes": "step_sizes",
+    "core_cosines": "step_cosines",
+}
+"""Read-outs of the core's repetitions, N numbers each: the fields of its LayerTrace."""
+
+Label = int | str  # of a place, behind the word layer: 5, or `5, r 2` in a core
 
 
-def gated_layers(config: ModelConfig) -> tuple[int, ...]:
-    return tuple(n for n, kind in enumerate(config.block_kinds) if kind == "dual")
+class Place(NamedTuple):
+    """An application of a layer with gates."""
+
+    layer: int  # from 0
+    repetition: int | None  # of the core, from 1; None where no layers repeat
+
+    @property
+    def label(self) -> Label:
+        if self.repetition is None:
+            return self.layer
+        return f"{self.layer}, r {self.repetition}"
+
+
+def gated_places(config: ModelConfig) -> list[Place]:
+    """The applications of layers with gates, in the order of a forward pass."""
+    places = []
+    for layer, repetition in config.applications():
+        repeats = config.layers[layer].core_loops > 1
+        if config.block_kinds[layer] == "dual":
+            places.append(Place(layer, repetition + 1 if repeats else None))
+    return places
+
+
+def facts_of_places(config: ModelConfig) -> dict[str, list[int | None]]:
+    """The layers of places; where layers repeat, also their repetitions."""
+    places = gated_places(config)
+    facts: dict[str, list[int | None]] = {"layers": [place.layer for place in places]}
+    if core_repetitions(config):
+        facts["repetitions"] = [place.repetition for place in places]
+    return facts
+
+
+def core_repetitions(config: ModelConfig) -> int:
+    """R; 0 where no layers repeat."""
+    return config.core_loops if config.core_loops > 1 else 0
 
 
 def most_steps(config: ModelConfig) -> int:
@@ -95,9 +138,15 @@ def experts_of(trace: RoutingTrace) -> tuple[torch.Tensor, torch.Tensor]:
     return chosen_BTLC, weights_BTLC
 
 
-def experts_by_layer(config: ModelConfig) -> list[int]:
-    """The number of experts of each layer with gates, (L,); 0 is a dense wide path."""
-    return [layer.n_experts for layer in config.layers if layer.block == "dual"]
+def core_steps(trace: RoutingTrace) -> torch.Tensor:
+    """The read-outs of the core's repetitions, (B, T, CORE_READOUTS, N)."""
+    values = [getattr(trace.core, field) for field in CORE_READOUTS.values()]
+    return torch.stack(values, 2)
+
+
+def experts_by_place(config: ModelConfig) -> list[int]:
+    """The number of experts of each place, (L,); 0 is a dense wide path."""
+    return [config.layers[place.layer].n_experts for place in gated_places(config)]
 
 
 def by_name(values: npt.NDArray[Any]) -> dict[str, npt.NDArray[Any]]:
@@ -145,10 +194,15 @@ class RoutingSums:
     """Sums over the tokens of one source, on this rank."""
 
     def __init__(
-        self, n_layers: int, loops: int, experts: int, device: torch.device
+        self,
+        n_layers: int,
+        loops: int,
+        experts: int,
+        device: torch.device,
+        repetitions: int = 0,
     ) -> None:
-        """`n_layers` counts the layers with gates; `experts` is the largest number in a
-        layer."""
+        """`n_layers` counts the places of layers with gates; `experts` is the largest
+        number in a layer, `repetitions` that of `core_repetitions`."""
         resamples = 1 + RESAMPLES
         shapes = {
             "tokens": (resamples,),
@@ -160,6 +214,8 @@ class RoutingSums:
             # A token counts once for each of its experts.
             "expert_tokens": (resamples, n_layers, experts),
         }
+        if repetitions:
+            shapes["core_sums"] = (resamples, len(CORE_READOUTS), repetitions)
         self._sums = {
             name: torch.zeros(shape, dtype=torch.float64, device=device)
             for name, shape in shapes.items()
@@ -172,12 +228,14 @@ class RoutingSums:
         text: torch.Tensor,
         weights: torch.Tensor,
         tags: torch.Tensor,
+        core: torch.Tensor | None = None,
     ) -> None:
         """Adds a batch.
 
-        `values` is of `dual_layers`, `chosen` of `experts_of`; `text` (B, T) is True at
-        tokens that count; `weights` (B, R) are 0 for a sequence that only fills up the
-        batch; `tags` (B, T) are places in UPOS, -1 without one.
+        `values` is of `dual_layers`, `chosen` of `experts_of`, `core` of `core_steps`;
+        `text` (B, T) is True at tokens that count; `weights` (B, R) are 0 for a
+        sequence that only fills up the batch; `tags` (B, T) are places in UPOS, -1
+        without one.
         """
         sums = self._sums
         # What is not text may be nan, which times 0 would stay nan.
@@ -203,6 +261,12 @@ class RoutingSums:
         tag_shares_BPL = torch.einsum("btp,btl->bpl", has_tag_BTP, share_BTL)
         sums["tag_tokens"] += weights.T @ has_tag_BTP.sum(1)
         sums["tag_sums"] += torch.einsum("br,bpl->rpl", weights, tag_shares_BPL)
+
+        if "core_sums" in sums:
+            assert core is not None
+            core_BTCN = torch.where(text[..., None, None], core.double(), 0)
+            core_BCN = core_BTCN.sum(1)
+            sums["core_sums"] += torch.einsum("br,bcn->rcn", weights, core_BCN)
 
         # One expert at a time: a dimension of experts would take much memory.
         for expert in range(sums["expert_tokens"].shape[-1]):

@@ -16,13 +16,20 @@ from dualpath_cli.report.bootstrap import LEAST_CLUSTERS, Floats, clusters_text
 from dualpath_cli.report.figures import save
 from dualpath_cli.report.table import Column, Table, show, with_interval
 from dualpath_cli.study.routing.figures import (
+    core_figure,
     density_figure,
     depth_figure,
     part_of_speech_figure,
 )
 from dualpath_cli.study.routing.page import write_page
 from dualpath_cli.study.routing.page.passes import read_page
-from dualpath_cli.study.routing.readouts import Sums, gated_layers, most_steps
+from dualpath_cli.study.routing.readouts import (
+    CORE_READOUTS,
+    Sums,
+    facts_of_places,
+    gated_places,
+    most_steps,
+)
 from dualpath_cli.study.routing.summary import Summary, expert_loads, for_json
 from dualpath_cli.study.routing.tokens import TOKENS
 from dualpath_cli.training.launch import StudyLaunch
@@ -43,14 +50,14 @@ def write_report(
     files."""
     model = launch.settings.model
     out = launch.options.folder
-    layers = gated_layers(model)
+    layers = [place.label for place in gated_places(model)]
 
     loops = most_steps(model)
     summaries = {name: Summary.from_sums(sums[name], layers, loops) for name in sources}
     average = Summary.average(list(summaries.values()))
     content = {
         **facts,
-        "layers": layers,
+        **facts_of_places(model),
         "bands": {
             name: [layers[place] for place in places]
             for name, places in average.bands.items()
@@ -67,6 +74,7 @@ def write_report(
         "depth": depth_figure(summaries, average),
         "gate_density": density_figure(sums, average),
         "parts_of_speech": part_of_speech_figure(summaries, average),
+        "core": core_figure(summaries, average),
     }
     save(out, figures)
 
@@ -77,6 +85,8 @@ def write_report(
     write_text(out / SUMMARY, json.dumps(content, indent=2, allow_nan=False) + "\n")
 
     show(console, means_table(title, summaries, average), box=False)
+    if average.core:
+        show(console, core_table(title, average), box=False)
     few_text = _few_clusters(sources)
     if few_text:
         console.print(few_text, highlight=False, soft_wrap=True)
@@ -140,6 +150,19 @@ def means_table(run: str, sources: Mapping[str, Summary], average: Summary) -> T
     return Table(columns, rows, f"routing of {run}")
 
 
+def core_table(run: str, average: Summary) -> Table:
+    """A row a repetition of the core, the mean over sources."""
+    columns = [
+        Column("repetition"),
+        *(Column(name, ".3f") for name in ("weight", "size", "cosine")),
+    ]
+    means_CN = np.stack([average.core[name][0] for name in CORE_READOUTS])
+    rows = [[f"r {r}", *means_C.tolist()] for r, means_C in enumerate(means_CN.T, 1)]
+
+    expected = float(average.expected_core_loops[0])
+    return Table(columns, rows, f"core of {run}", f"mean repetition: {expected:.3f}")
+
+
 def _means_row(name: str, summary: Summary, places: Sequence[int]) -> list[Any]:
     """A row of `means_table`: means over the layers at these places."""
 
@@ -162,6 +185,10 @@ def page_facts(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Terms and facts about a page's numbers; `report` is the content of
     summary.json."""
     model = report["model"]
+    core = ""
+    if model["core"] is not None:
+        first, last = model["core"]
+        core = f", layers {first} to {last} {model['core_loops']} times"
     checkpoint = report["checkpoint"]
     path = Path(checkpoint["path"])
     tagger = report["tagger"] or {}
@@ -172,7 +199,7 @@ def page_facts(report: Mapping[str, Any]) -> list[tuple[str, str]]:
         (
             "model",
             f"{model['n_layers']} layers, width {model['d_model']}, "
-            f"K = {model['loops']}",
+            f"K = {model['loops']}{core}",
         ),
         (
             "computed with",

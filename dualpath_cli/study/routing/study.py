@@ -12,8 +12,8 @@ A sequence is a window of a text: end-of-text, then up to as many tokens as the 
 long. Every token of the text is read once; end-of-text and the first token of a packed
 block are only context.
 
-Shapes: B sequences, T positions, L layers with gates, K loops, C experts of a token, R
-1 + resamples.
+Shapes: B sequences, T positions, L places of layers with gates, K loops, N repetitions
+of the core, C experts of a token, R 1 + resamples.
 """
 
 import json
@@ -40,10 +40,13 @@ from dualpath_cli.study.routing.options import RoutingOptions
 from dualpath_cli.study.routing.page.passes import PagePass, page_passes, write_details
 from dualpath_cli.study.routing.readouts import (
     RoutingSums,
+    core_repetitions,
+    core_steps,
     dual_layers,
-    experts_by_layer,
+    experts_by_place,
     experts_of,
-    gated_layers,
+    facts_of_places,
+    gated_places,
     is_text,
     most_steps,
 )
@@ -84,12 +87,15 @@ class RoutingPass(Pass):
 
     def begin(self, module: DualPathModule, files: ExitStack) -> None:
         config = module.config
-        n_layers = config.block_kinds.count("dual")
+        n_layers = len(gated_places(config))
         loops = most_steps(config)
         self._module = module
         self._clusters = clusters_of(self.windows)
-        self._experts = experts_by_layer(config)
-        self._sums = RoutingSums(n_layers, loops, max(self._experts), module.device)
+        self._experts = experts_by_place(config)
+        self._repetitions = core_repetitions(config)
+        self._sums = RoutingSums(
+            n_layers, loops, max(self._experts), module.device, self._repetitions
+        )
 
         loss = module.train_loss.clone()  # empty, as nothing was trained
         assert isinstance(loss, LanguageModelLoss)
@@ -99,7 +105,9 @@ class RoutingPass(Pass):
         if module.trainer.is_global_zero:
             path = self.path.with_suffix(self.table)
             chosen = config.top_k if any(self._experts) else 0
-            table = token_table(path, self.token_values, n_layers, loops, chosen)
+            table = token_table(
+                path, self.token_values, n_layers, loops, chosen, self._repetitions
+            )
             self._table = files.enter_context(table)
 
     def step(
@@ -115,18 +123,21 @@ class RoutingPass(Pass):
         text_BT = is_text(tokens, targets, self._loss.bytes_of_token)
         weights_BR = self._weights(places).to(tokens.device)
         tags_BT = self._tags(places, tokens.shape[1]).to(tokens.device)
-        self._sums.update(values, chosen, text_BT, weights_BR, tags_BT)
+        core = core_steps(trace) if self._repetitions else None
+        self._sums.update(values, chosen, text_BT, weights_BR, tags_BT, core)
 
         # A loss belongs to the token that was to be predicted.
         nats_BT = nll_BT.roll(1, 1).float()
-        columns = (
+        columns = [
             tokens,
             text_BT,
             nats_BT,
             values.float(),
             chosen,
             expert_weights.float(),
-        )
+        ]
+        if core is not None:
+            columns.append(core.float())
         self._write_rows(places, [column.cpu().numpy() for column in columns])
 
     def end(self) -> Arrays:
@@ -164,7 +175,8 @@ class RoutingPass(Pass):
         """Writes the rows of all ranks' sequences, in the order of their places.
 
         `columns` are tokens, whether each is text, losses (B, T), read-outs (B, T, L,
-        columns), experts and their weights (B, T, L, C).
+        columns), experts and their weights (B, T, L, C); with a core those of its
+        repetitions (B, T, CORE_READOUTS, N).
         """
         ranks = from_all_ranks((places, columns))
         if self._table is None:
@@ -205,6 +217,7 @@ def read_routing(session: Session[StudyLaunch]) -> None:
     if not session.trainer.is_global_zero:
         return
 
+    model = session.launch.settings.model
     tables = []
     sums = {}
     for source in module.sources:
@@ -212,12 +225,11 @@ def read_routing(session: Session[StudyLaunch]) -> None:
         module.sources[source]["key"] = routing_pass.path.stem
         tables.append(routing_pass.path.with_suffix(routing_pass.table))
         sums[source] = routing_pass.arrays
-        write_details(options.folder, source, page_passes_of_source)
+        write_details(options.folder, source, page_passes_of_source, model)
 
-    layers = gated_layers(session.launch.settings.model)
     table_facts = {
         "checkpoint": module.facts["checkpoint"]["sha256"],
-        "layers": json.dumps(layers),
+        **{name: json.dumps(value) for name, value in facts_of_places(model).items()},
     }
     join_tables(tables, options.folder / TOKENS, table_facts)
 

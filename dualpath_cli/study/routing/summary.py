@@ -2,11 +2,12 @@
 
 Every statistic is computed from all resamples of the sums (`readouts.py`).
 
-Shapes: L layers with gates, R 1 + resamples, P parts of speech, E experts.
+Shapes: L places of layers with gates, R 1 + resamples, N repetitions of the core, P
+parts of speech, E experts.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -16,7 +17,7 @@ from scipy.special import entr
 
 from dualpath_cli.report.bootstrap import Floats, interval
 from dualpath_cli.study.parts_of_speech import CLASSES, UPOS
-from dualpath_cli.study.routing.readouts import Sums, columns
+from dualpath_cli.study.routing.readouts import CORE_READOUTS, Label, Sums, columns
 
 # A part of speech with fewer tokens in a source is left out, as in the paper
 LEAST_TOKENS = 10
@@ -27,16 +28,18 @@ class Summary:
     """Means of one source, or of several with equal weight; nan where there are no
     tokens."""
 
-    layers: tuple[int, ...]  # numbers of the layers with gates
+    layers: tuple[Label, ...]  # names of the places
     means: Mapping[str, Floats]  # of each read-out, and the load of experts, (R, L)
     # deep share by part of speech, (R, P, L); nan where tokens are too few
     tag_means: Floats
     # deep share minus that of other tokens, (R, L)
     class_differences: Mapping[str, Floats]
     clusters: int  # documents or windows of the source; of several sources the least
+    # of each of `CORE_READOUTS`, (R, N); empty where no layers repeat
+    core: Mapping[str, Floats] = field(default_factory=dict)
 
     @classmethod
-    def from_sums(cls, sums: Sums, layers: Sequence[int], loops: int) -> "Summary":
+    def from_sums(cls, sums: Sums, layers: Sequence[Label], loops: int) -> "Summary":
         """The summary of one source; `loops` is the K of `columns`."""
         with np.errstate(divide="ignore", invalid="ignore"):
             means_RLC = sums["sums"] / sums["tokens"][:, None, None]
@@ -54,6 +57,7 @@ class Summary:
             tag_means=tag_means,
             class_differences=classes,
             clusters=int(sums["clusters"]),
+            core=core_means(sums),
         )
 
     @classmethod
@@ -69,13 +73,32 @@ class Summary:
             differences = [summary.class_differences[name] for summary in summaries]
             classes[name] = _mean_of_known(differences)
 
+        core = {
+            name: np.mean([summary.core[name] for summary in summaries], 0)
+            for name in first.core
+        }
         return cls(
             layers=first.layers,
             means=means,
             tag_means=_mean_of_known([summary.tag_means for summary in summaries]),
             class_differences=classes,
             clusters=min(summary.clusters for summary in summaries),
+            core=core,
         )
+
+    @property
+    def axis(self) -> list[int]:
+        """The places on an axis: their layers, or 0, 1 .. where layers repeat."""
+        numbers = [label for label in self.layers if isinstance(label, int)]
+        if len(numbers) == len(self.layers):
+            return numbers
+        return list(range(len(self.layers)))
+
+    @property
+    def expected_core_loops(self) -> Floats:
+        """The expected repetitions of the core, (R,)."""
+        weights_RN = self.core["core_weights"]
+        return np.asarray(weights_RN @ np.arange(1, weights_RN.shape[1] + 1))
 
     @cached_property
     def bands(self) -> dict[str, list[int]]:
@@ -99,7 +122,7 @@ class Summary:
         return {name: band for name, band in bands.items() if band}
 
     def layers_text(self, places: Sequence[int]) -> str:
-        """Such as `layer 3` or `layers 2 to 9`."""
+        """Such as `layer 3`, `layers 2 to 9` or `layers 2 to 4, r 1`."""
         first = self.layers[places[0]]
         last = self.layers[places[-1]]
         return f"layer {first}" if first == last else f"layers {first} to {last}"
@@ -119,7 +142,8 @@ class Summary:
         }
 
     def report(self) -> dict[str, Any]:
-        """All means with intervals, for JSON: lists are over the layers with gates."""
+        """All means with intervals, for JSON: lists are over the places, those of the
+        core over its repetitions."""
         tags = {}
         for place in self.known_tags:
             values = self.tag_means[:, place]
@@ -138,12 +162,17 @@ class Summary:
 
         share = self.means["deep_share"]
         layers = {name: self.estimate(values) for name, values in self.means.items()}
-        return {
+        report = {
             "mean_over_layers": {"deep_share": self.estimate(share.mean(1))},
             "layers": layers,
             "upos": tags,
             "classes": classes,
         }
+        if self.core:
+            core = {name: self.estimate(values) for name, values in self.core.items()}
+            core["expected_core_loops"] = self.estimate(self.expected_core_loops)
+            report["core"] = core
+        return report
 
     @property
     def known_tags(self) -> list[int]:
@@ -184,6 +213,17 @@ def for_json(values: npt.NDArray[np.floating]) -> Any:
     objects = np.asarray(values, dtype=object)
     objects[~np.isfinite(values)] = None
     return objects.tolist()
+
+
+def core_means(sums: Sums) -> dict[str, Floats]:
+    """The means of the core's repetitions by name, (R, N) each; empty where no layers
+    repeat."""
+    if "core_sums" not in sums:
+        return {}
+
+    with np.errstate(divide="ignore", invalid="ignore"):
+        means_RCN = sums["core_sums"] / sums["tokens"][:, None, None]
+    return {name: means_RCN[:, place] for place, name in enumerate(CORE_READOUTS)}
 
 
 def expert_loads(sums: Sums) -> Floats:

@@ -1,6 +1,7 @@
 """routing.parquet, a row for each token; and the sequences of a page.
 
-Shapes: N tokens, L layers with gates, K loops, C experts of a token, F interventions.
+Shapes: N tokens, L places of layers with gates, K loops, R repetitions of the core, C
+experts of a token, F interventions.
 """
 
 import codecs
@@ -16,7 +17,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dualpath_cli.base.files import replacing
-from dualpath_cli.study.routing.readouts import READOUTS, STEP_READOUTS, by_name
+from dualpath_cli.study.routing.readouts import (
+    CORE_READOUTS,
+    READOUTS,
+    STEP_READOUTS,
+    by_name,
+)
 
 
 class Example(NamedTuple):
@@ -38,10 +44,11 @@ class Example(NamedTuple):
 class PageData:
     """A model's read-outs of the sequences of a page."""
 
-    steps: Sequence[int]  # of each layer with gates, (L,); K is the largest
+    steps: Sequence[int]  # of each place, (L,); K is the largest
     examples: Sequence[Example]
     forced: Sequence[str] = ()  # names of the interventions whose costs are known, (F,)
-    experts: Sequence[int] = ()  # of each layer with gates, (L,)
+    experts: Sequence[int] = ()  # of each place, (L,)
+    repetitions: int = 0  # R; 0 where no layers repeat
 
 
 TOKENS = "routing.parquet"
@@ -50,14 +57,20 @@ ROWS = 1 << 16  # of a row group, which is held in memory
 
 @contextmanager
 def token_table(
-    path: Path, token_values: Sequence[bytes], layers: int, loops: int, chosen: int
+    path: Path,
+    token_values: Sequence[bytes],
+    layers: int,
+    loops: int,
+    chosen: int,
+    repetitions: int,
 ) -> Iterator["TokenTable"]:
     """Writes a source's table, whole or not at all; `token_values` are the bytes of
     each id.
 
-    `chosen` is C, or 0 if no layer has experts.
+    `chosen` is C, or 0 if no layer has experts; `repetitions` R, or 0 if no layers
+    repeat.
     """
-    schema = _schema(layers, loops, chosen)
+    schema = _schema(layers, loops, chosen, repetitions)
     with (
         replacing(path) as partial,
         pq.ParquetWriter(partial, schema, compression="zstd") as file,
@@ -67,7 +80,7 @@ def token_table(
         table.flush()
 
 
-def _schema(layers: int, loops: int, chosen: int) -> pa.Schema:
+def _schema(layers: int, loops: int, chosen: int, repetitions: int) -> pa.Schema:
     """The columns of `TokenTable`."""
     by_layer = pa.list_(pa.float32(), layers)
     by_step = pa.list_(pa.list_(pa.float32(), loops), layers)
@@ -85,6 +98,9 @@ def _schema(layers: int, loops: int, chosen: int) -> pa.Schema:
     if chosen:
         columns["experts"] = pa.list_(pa.list_(pa.int32(), chosen), layers)
         columns["expert_weights"] = pa.list_(pa.list_(pa.float32(), chosen), layers)
+    if repetitions:
+        of_core = pa.list_(pa.float32(), repetitions)
+        columns |= dict.fromkeys(CORE_READOUTS, of_core)
 
     return pa.schema(columns)
 
@@ -96,7 +112,8 @@ class TokenTable:
     both from 0; `upos` is null where nothing was tagged; `nats` is the token's loss
     after those before it. Each of `READOUTS` is a list over the layers with gates,
     (L,), each of `STEP_READOUTS` a list of lists, (L, K). Of models with experts also
-    `experts` and `expert_weights`, (L, C), with -1 and nan in dense layers.
+    `experts` and `expert_weights`, (L, C), with -1 and nan in dense layers; of models
+    whose core repeats each of `CORE_READOUTS`, (R,).
     """
 
     def __init__(self, file: pq.ParquetWriter, token_values: Sequence[bytes]) -> None:
@@ -115,9 +132,10 @@ class TokenTable:
         values: npt.NDArray[np.floating],
         experts: npt.NDArray[np.integer],
         expert_weights: npt.NDArray[np.floating],
+        core: npt.NDArray[np.floating] | None = None,
     ) -> None:
-        """`values` (N, L, columns) is of `dual_layers`, the last two (N, L, C) of
-        `experts_of`."""
+        """`values` (N, L, columns) is of `dual_layers`, the next two (N, L, C) of
+        `experts_of`, `core` (N, CORE_READOUTS, R) of `core_steps`."""
         columns = {
             "source": [source] * len(ids),
             "sequence": np.full(len(ids), sequence),
@@ -131,6 +149,9 @@ class TokenTable:
         if experts.shape[-1]:
             columns["experts"] = _lists(experts, np.int32)
             columns["expert_weights"] = _lists(expert_weights)
+        if core is not None:
+            for place, name in enumerate(CORE_READOUTS):
+                columns[name] = _lists(core[:, place])
 
         # A single sequence would be a small group of rows: they are written together.
         rows = pa.RecordBatch.from_pydict(columns, schema=self._file.schema)

@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dualpath_cli.base.folders import OURS
 from dualpath_cli.cli.main import main
@@ -18,18 +20,20 @@ from dualpath_cli.data.documents import Source, read_documents
 from dualpath_cli.data.tokenizer import Tokenizer
 from dualpath_cli.data.windows import Windows, document_windows
 from dualpath_cli.decoding.decoding_pass import forward
-from dualpath_cli.model import DualPathLM
+from dualpath_cli.model import DualPathLM, RoutingTrace
+from dualpath_cli.model.routing import LayerTrace
 from dualpath_cli.run.exported_folder import hash_of_weights
 from dualpath_cli.run.tables import read_csv
 from dualpath_cli.spec.config import ModelConfig
 from dualpath_cli.spec.intervention import Intervention
+from dualpath_cli.study.ablation import scores
 from dualpath_cli.study.ablation.figures import draw_figures
 from dualpath_cli.study.ablation.options import SUITES, Ablate, AblationRow
 from dualpath_cli.study.ablation.scores import AblationPass, Result, compare, excesses
 from dualpath_cli.study.ablation.tables import excess_table, layer_table, source_table
 from dualpath_cli.study.controls import MatchQuality
 from dualpath_cli.study.parts_of_speech import ForcedClass
-from tests.study.conftest import Studied, Study, model_of
+from tests.study.conftest import CORE, Studied, Study, model_of
 from tests.training.tiny_run import SEQ_LEN
 
 TINY = ModelConfig(n_layers=3, loops=2, d_ffn=1600, d_ffn_wide=11392)
@@ -146,6 +150,22 @@ def test_no_number_of_loops_is_that_of_layers_which_differ():
     assert not {"K=2 layers=0", "K=3 layers=1", "kv_slots=3"} & found
 
 
+def test_a_core_is_forced_from_one_repetition_to_one_more_than_it_was_trained_with():
+    wide = dataclasses.replace(TINY, block="wide", core=[1, 2], core_loops=2)
+    listed, skipped = rows_of("paper", config=wide)
+    assert listed == ["learned", "R=1", "R=2", "R=3"]
+    assert skipped == NAMES[1:]
+    # Only a core with a router has mass for a threshold.
+    assert names("halting", config=wide) == ["learned"]
+    routed = dataclasses.replace(wide, core_combination="router")
+    assert "halting=0.5" in names("halting", config=routed)
+    # The core repeats all its layers together.
+    dual = dataclasses.replace(TINY, core=[1, 2], core_loops=4)
+    assert not any("R=" in name for name in names("layers", config=dual))
+    slots = [f"kv_slots={count}" for count in (1, 2, 3)]
+    assert names("kv-slots", config=dual) == ["learned", *slots]
+
+
 # Numbers
 
 LONG_AND_SHORT = Windows([np.zeros(1 + tokens, np.int64) for tokens in (8, 2)] * 10)
@@ -216,6 +236,43 @@ def test_the_excess_is_over_the_mean_of_random_tokens_and_per_forced_token():
     assert (
         0.5 < row["per_forced_low"] < row["per_forced"] < row["per_forced_high"] < 4 / 2
     )
+
+
+@given(st.integers(0, 1000), st.integers(1, 4))
+def test_a_token_passes_the_layers_of_the_repetitions_that_it_took(seed, repetitions):
+    """Against a loop over tokens: a wide layer, a dual one that repeats, a loop."""
+    draw = np.random.default_rng(seed)
+    shape = (2, 3)  # sequences, tokens
+    taken = draw.integers(1, repetitions + 1, shape)
+    applications = [(0, 0), *((1, r) for r in range(repetitions)), (2, 0)]
+    trace = RoutingTrace(core=LayerTrace(steps_taken=torch.from_numpy(taken)))
+    steps = draw.integers(0, 5, (len(applications), *shape))
+    for (layer, repetition), steps_BT in zip(applications, steps, strict=True):
+        own = LayerTrace(layer, repetition)
+        if layer != 2:
+            own.wide_taken = torch.ones(shape, dtype=torch.bool)
+        if layer != 0:
+            own.steps_taken = torch.from_numpy(steps_BT)
+            weights_BTK = draw.dirichlet(np.ones(4), shape)
+            own.step_weights = torch.from_numpy(weights_BTK)
+        trace.layers.append(own)
+
+    passes_BT = scores._passes_of_tokens(trace, 3)
+    loops_BT = scores._loops_of_tokens(trace)
+    for at in np.ndindex(shape):
+        passed = 0
+        loops = []
+        for (layer, repetition), own, steps_BT in zip(
+            applications, trace.layers, steps, strict=True
+        ):
+            if repetition >= taken[at]:
+                continue
+            passed += (layer != 2) + (layer != 0) * steps_BT[at]
+            if layer != 0:
+                expected = sum(k * own.step_weights[at][k - 1] for k in range(1, 5))
+                loops.append(float(expected) if steps_BT[at] else 0.0)
+        assert passes_BT[at] == pytest.approx(passed / 3)
+        assert loops_BT[at] == pytest.approx(np.mean(loops))
 
 
 # Tables and files
@@ -310,6 +367,20 @@ def test_losses_that_are_no_numbers_do_not_stop_the_figures(tmp_path, drawn):
     assert {path.stem for path in tmp_path.iterdir()} == {"forced_loops"}
 
 
+def test_forced_repetitions_are_drawn_and_the_trained_number_is_named(tmp_path, drawn):
+    rows = [result(), result(core_loops=1), result(core_loops=2)]
+    draw_figures(tmp_path, rows, None, 2)
+    assert {path.stem for path in tmp_path.iterdir()} == {"forced_core_loops"}
+    table = source_table("title", rows, None, 2)
+    assert [row[0] for row in table.rows] == ["learned", "R=1", "R=2 (as trained)"]
+    halted = dataclasses.replace(
+        result(suite="halting", halting=0.1),
+        expected_core_loops=1.25,
+        core_loops_run=3.0,
+    )
+    assert source_table("title", [halted], 4, 2).rows[0][-2:] == [1.25, 3.0]
+
+
 KINDS = ("png", "pdf")
 FILES = {"ablations.json", "ablations.csv", "ablations.md"}
 
@@ -396,6 +467,29 @@ def test_the_command_writes_every_row_of_every_suite(whole, texts):
         f"| K=3 (as trained) | {trained['loss']:.4f} | +0.0000 | +0.0000 to +0.0000 |\n"
     )
     assert line in (folder / "ablations.md").read_text()
+
+
+def test_a_core_is_scored_by_its_repetitions(studied, texts):
+    words = ["--suite", "paper", "halting", "--loops", "1"]
+    of_core = studied("ablate", *words, **CORE)
+    report, _ = table_of(of_core.folder)
+    rows = {row["intervention"]: row for row in report["rows"]}
+    for change in (Intervention(core_loops=4), Intervention(halting=0.5)):
+        naive = naive_loss(of_core.run, texts / "val.jsonl", change)
+        assert rows[change.name]["loss"] == pytest.approx(naive, rel=1e-5)
+
+    # A wide layer and a dual one, K = 2, are repeated R times between a wide layer and
+    # a dual one.
+    for r in (1, 2, 3, 4):
+        row = rows[f"R={r}"]
+        assert row["passes"] == pytest.approx((1 + r * (1 + 3) + 3) / 4)
+        assert row["core_loops_run"] == r
+        assert 1 <= row["expected_core_loops"] <= r
+    assert rows["R=3"]["difference"] == 0
+    # Tokens that stop in the core leave out its layers.
+    halted = rows["halting=0.5"]
+    assert halted["passes"] < rows["learned"]["passes"]
+    assert halted["expected_core_loops"] < rows["R=3"]["core_loops_run"]
 
 
 def test_texts_a_token_limit_and_a_folder_can_be_given(run, texts, tmp_path):

@@ -242,10 +242,10 @@ def visit(chromium, tmp_path: Path):
     network."""
     met, contexts = [], []
 
-    def opened(width=1300, scheme="light", *, whole=None, fragment=""):
+    def opened(width=1300, scheme="light", *, whole=None, fragment="", layers=LAYERS):
         path = tmp_path / "page.html"
         shown = whole or model((FIRST, SECOND, OTHER), FORCED)
-        write_page(path, "small/mix", [("model", "x")], LAYERS, shown, VALUES)
+        write_page(path, "small/mix", [("model", "x")], layers, shown, VALUES)
         size = {"width": width, "height": 800}
         context = chromium.new_context(viewport=size, color_scheme=scheme, offline=True)
         contexts.append(context)
@@ -411,6 +411,39 @@ def test_a_token_shows_its_experts_and_their_load_in_the_sequence(visit):
     press(tab, "ArrowRight")
     assert panel(tab)["experts"] == "–"
     assert tab.locator(".loads span:visible").count() == 0
+
+
+def test_a_token_shows_the_repetitions_of_the_core_in_every_layer(visit):
+    draw = np.random.default_rng(0)
+    shape = (len(FIRST.tokens), 2)
+    weights = draw.dirichlet(np.ones(2), len(FIRST.tokens)).astype(np.float32)
+    cosines = draw.uniform(-1, 1, shape).astype(np.float32)
+    cosines[:, 0] = np.nan
+    sizes = draw.random(shape, np.float32)
+    core = {"core_weights": weights, "core_sizes": sizes, "core_cosines": cosines}
+    one = FIRST._replace(values=FIRST.values | core)
+    whole = dataclasses.replace(model([one], FORCED), repetitions=2)
+    layers = (0, "3, r 1", "3, r 2")
+
+    tab = visit(whole=whole, layers=layers, fragment="#gsm8k:0/layer=3,r2/token=5")
+    assert tab.inner_text("#where") == "Layer 3, r 2"
+    for layer in (2, 1):
+        expected = shown(FIRST, 5, layer)
+        found = panel(tab)
+        mean = float(weights[5] @ [1.0, 2.0])
+        assert found.pop("repetitions") == three(mean)
+        own = [f"{r + 1}: {fixed(weights[5, r])}" for r in range(2)]
+        assert found["weights"] == " ".join([expected["weights"], *own])
+        updates = [
+            f"{r + 1} {three(sizes[5, r])} {fixed(cosines[5, r])}" for r in range(2)
+        ]
+        assert found["updates"] == [*expected["updates"], *updates]
+        names = ("deep", "wide", "share", "loops", "cosine")
+        assert {name: found[name] for name in names} == {
+            name: expected[name] for name in names
+        }
+        press(tab, "ArrowLeft")
+    tab.wait_for_url(re.compile(r"layer=0/token=5$"))
 
 
 # In full

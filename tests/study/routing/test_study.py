@@ -28,7 +28,7 @@ from dualpath_cli.study.bench import read_arrays
 from dualpath_cli.study.parts_of_speech import CLASSES
 from dualpath_cli.study.routing.tokens import token_texts
 from tests.model import reference
-from tests.study.conftest import Studied, Study, data_of, model_of
+from tests.study.conftest import CORE, Studied, Study, data_of, model_of
 from tests.training.tiny_run import SEQ_LEN, weights
 
 FIGURES = {"depth", "gate_density", "parts_of_speech"}
@@ -323,6 +323,90 @@ def test_a_mixed_model_tells_of_its_dual_layers(mixed):
         np.isnan(rows[name][:, 1, 2]).all() for name in ("step_sizes", "step_cosines")
     )
     assert data_of(mixed.folder / "index.html")["layers"] == [0, 2]
+
+
+@pytest.fixture(scope="session")
+def of_core(studied: Study) -> Studied:
+    """A dual layer that repeats three times, then another one."""
+    words = ["--tagger", "none", "--sequences", "2"]
+    return studied("routing", *words, **CORE)
+
+
+PLACES = [(2, 0), (2, 1), (2, 2), (3, 0)]
+
+
+def test_a_layer_of_a_core_has_a_place_for_each_repetition(of_core, texts):
+    rows = rows_of(of_core.folder)
+    (ids,) = windows_of(of_core.run, texts, [1])
+    trace = RoutingTrace()
+    with torch.inference_mode():
+        model_of(of_core.run)[0](torch.tensor(ids[None]), trace=trace)
+    at = {(layer.layer, layer.repetition): layer for layer in trace.layers}
+    own = rows["sequence"] == 1
+    for name in (*PER_LAYER, "step_weights", "step_sizes"):
+        expected = torch.stack([getattr(at[place], name)[0, 1:] for place in PLACES], 1)
+        np.testing.assert_allclose(rows[name][own], expected, rtol=1e-3, atol=1e-4)
+    for name in ("weights", "sizes", "cosines"):
+        expected = getattr(trace.core, f"step_{name}")[0, 1:]
+        found = rows[f"core_{name}"][own].astype(float)
+        np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4)
+
+    summary = summary_of(of_core.folder)
+    assert (summary["layers"], summary["repetitions"]) == (
+        [2, 2, 2, 3],
+        [1, 2, 3, None],
+    )
+    core = summary["sources"]["held_out"]["core"]
+    assert core["core_weights"]["mean"] == pytest.approx(
+        rows["core_weights"].mean(0), rel=1e-5
+    )
+    labels = ["2, r 1", "2, r 2", "2, r 3", 3]
+    page = data_of(of_core.folder / "index.html")
+    assert (page["layers"], page["model"]["repetitions"]) == (labels, 3)
+    assert "middle: layer 2, r 2" in of_core.shown
+    weights = [f"{mean:.3f}" for mean in core["core_weights"]["mean"]]
+    for r, weight in enumerate(weights, 1):
+        assert re.search(rf"^r {r} +{weight} ", of_core.shown, re.MULTILINE)
+
+
+def test_a_repetition_is_read_early_before_the_core_mixes_it(of_core, texts):
+    page, (model, tokenizer) = page_of(of_core.folder), model_of(of_core.run)
+    (ids,) = windows_of(of_core.run, texts, [0])
+    trace = RoutingTrace(keeps_states=True)
+    with torch.inference_mode():
+        model(torch.tensor(ids[None]), trace=trace)
+        outputs = [*trace.core.deep_states, trace.output]
+        inputs = [layer.x for layer in trace.layers if layer.gate_deep is not None]
+        for place, states in enumerate(zip(inputs, outputs, strict=True)):
+            for state, x_BTD in zip((0, -1), states, strict=True):
+                logits = model.head(model.norm(x_BTD))[0, 1:, : tokenizer.vocab_size]
+                shares = logits.softmax(-1).topk(3).values
+                found = page["shares"][: len(shares), place, state]
+                np.testing.assert_allclose(found, shares, rtol=1e-3)
+
+
+def test_forced_repetitions_cost_in_all_layers_and_gates_in_each_place(of_core, texts):
+    page, (model, _) = page_of(of_core.folder), model_of(of_core.run)
+    names = ["K = 1", "R = 1", "R = 2", "deep only", "wide only", "both open"]
+    assert page["forced"].tolist() == names
+    (ids,) = windows_of(of_core.run, texts, [0])
+    tokens = torch.from_numpy(ids[None].astype(np.int64))
+
+    def cost(**change) -> np.ndarray:
+        with torch.no_grad():
+            forced, learned = (
+                model(tokens[:, :-1], tokens[:, 1:], intervention=made)[0, 1:]
+                for made in (Intervention(**change), None)
+            )
+        return (forced - learned).numpy()
+
+    costs = page["costs"][: len(ids) - 2]
+    everywhere = [cost(loops=1), cost(core_loops=1), cost(core_loops=2)]
+    np.testing.assert_allclose(costs[:, 0, :3], np.stack(everywhere, 1), atol=1e-4)
+    assert np.isnan(costs[:, 1:, 1:3]).all()
+    in_layer = cost(gates=(1.0, 0.0), layers=(2,))
+    for place in (1, 2, 3):  # all repetitions together
+        np.testing.assert_allclose(costs[:, place, 3], in_layer, atol=1e-4)
 
 
 def test_every_token_has_its_experts_where_a_layer_has_any(mixed, texts):

@@ -96,6 +96,30 @@ def test_every_sum_is_that_of_a_loop_over_tokens_and_layers():
         )
 
 
+def test_the_cores_means_are_those_of_a_loop_over_tokens():
+    data = batch(0, sequences=3, length=9)
+    draw = np.random.default_rng(1)
+    core = draw.random((3, 9, 3, 4))  # weights, sizes, cosines of four repetitions
+    core[:, :, 2, 0] = math.nan  # the first has no cosine
+    core[~data["text"].numpy()] = math.nan
+    metric = RoutingSums(LAYERS, LOOPS, EXPERTS, torch.device("cpu"), repetitions=4)
+    metric.update(**data, core=torch.from_numpy(core))
+    sums = metric.compute(SingleDeviceStrategy())
+    counts = {"clusters": np.array(3), "experts": np.array([EXPERTS] * LAYERS)}
+    labels = ("1, r 1", "1, r 2")
+    summary = Summary.from_sums(sums | counts, labels, LOOPS)
+
+    text = data["text"].numpy()
+    plain = [core[s, t] for s in range(3) for t in range(9) if text[s, t]]
+    for name, mean in zip(summary.core, np.mean(plain, 0), strict=True):
+        np.testing.assert_allclose(summary.core[name][0], mean)
+    report = summary.report()["core"]
+    expected = sum(r * weight for r, weight in enumerate(np.mean(plain, 0)[0], 1))
+    assert report["expected_core_loops"]["mean"] == pytest.approx(expected)
+    assert report["core_cosines"]["mean"][0] is None
+    assert summary.layers_text([0, 1]) == "layers 1, r 1 to 1, r 2"
+
+
 @settings(max_examples=20)
 @given(st.integers(0, 1000), st.lists(st.integers(0, 6), max_size=3), st.randoms())
 def test_batches_and_their_order_do_not_matter(seed, cuts, random):

@@ -3,7 +3,8 @@
 The file is `page.html` with its style, its scripts and its numbers: JSON, compressed,
 in base64. Numbers are rounded once, to the digits that the page shows.
 
-Shapes: M tokens of all examples, L layers with gates, K loops, R rows, one more than L.
+Shapes: M tokens of all examples, L places of layers with gates, K loops, R rows, one
+more than L, N repetitions of the core.
 """
 
 import base64
@@ -21,6 +22,7 @@ import numpy.typing as npt
 
 from dualpath_cli.base.files import write_text
 from dualpath_cli.report.bootstrap import Floats
+from dualpath_cli.study.routing.readouts import Label
 from dualpath_cli.study.routing.tokens import Example, PageData
 
 HERE = Path(__file__).parent
@@ -44,13 +46,15 @@ def numbers(values: npt.NDArray[Any], form: str) -> str:
     return f"[{text.replace('nan', 'null').replace('inf', '1e999')}]"
 
 
-def tokens_with_room(sequences: int, layers: int, loops: int, forced: int) -> int:
+def tokens_with_room(
+    sequences: int, layers: int, loops: int, forced: int, repetitions: int = 0
+) -> int:
     """How many first tokens of each sequence a page of `MOST_BYTES` has room for.
 
-    The passes of the page read no more. `forced` is the number of interventions.
+    The passes of the page read no more. `forced` is the number of costs of a token.
     """
     # Bytes of a token: measured on real texts, the largest of these.
-    read_outs = (layers + 1) * (11.5 + 4.8 * loops)
+    read_outs = (layers + 1) * (11.5 + 4.8 * loops) + 4.8 * repetitions
     predictions = layers * (loops + 3) * 4.7
     token = 8 + read_outs + predictions + 1.1 * forced
     return int(MOST_BYTES / (1.25 * sequences * token))
@@ -60,7 +64,7 @@ def write_page(
     path: Path,
     title: str,
     facts: Sequence[tuple[str, str]],
-    layers: Sequence[int],
+    layers: Sequence[Label],
     data: PageData,
     token_values: Sequence[bytes],
 ) -> None:
@@ -94,7 +98,7 @@ def _part(name: str) -> str:
 
 
 def _page_json(
-    layers: Sequence[int], data: PageData, token_values: Sequence[bytes]
+    layers: Sequence[Label], data: PageData, token_values: Sequence[bytes]
 ) -> str:
     """The JSON that the page's scripts read: facts, then `_numbers`."""
     examples = data.examples
@@ -122,6 +126,7 @@ def _page_json(
             "said": "said" in first,
             "forced": list(data.forced),
             "experts": list(data.experts),
+            "repetitions": data.repetitions,
         },
         "words": [token_values[id].decode("utf-8", "replace") for id in ids.tolist()],
     }
@@ -136,8 +141,8 @@ def _numbers(
     """The numbers of all tokens by the names that `texts.js` reads, token after token.
 
     (M,), (M, R) with the mean of all layers first, or (M, R, K); of experts (M, L,
-    experts), of predictions (M, L, states, ranks). `ids` are those of the table of
-    words.
+    experts), of predictions (M, L, states, ranks), of the core (M, N). `ids` are those
+    of the table of words.
     """
     first = examples[0].values
 
@@ -169,6 +174,9 @@ def _numbers(
         found["experts"] = numbers(joined("experts").astype(np.int64), WHOLE)
         found["expertWeights"] = numbers(joined("expert_weights"), SHORT)
 
+    if "core_weights" in first:
+        found |= _numbers_of_core(examples)
+
     if "said" in first:
         # The last place is that of id -1, no token.
         place_of_id = np.full(2 + max(0, ids.max(initial=0)), -1)
@@ -183,6 +191,21 @@ def _numbers(
         found["costs"] = numbers(joined("costs"), COST)
 
     return found
+
+
+def _numbers_of_core(examples: Sequence[Example]) -> dict[str, str]:
+    """The numbers of the core's repetitions, (M,) or (M, N)."""
+    weights_MN, sizes_MN, cosines_MN = (
+        np.concatenate([example.values[name] for example in examples])
+        for name in ("core_weights", "core_sizes", "core_cosines")
+    )
+    repetitions_N = np.arange(1, weights_MN.shape[1] + 1)
+    return {
+        "repetitions": numbers(weights_MN @ repetitions_N, LONG),
+        "coreWeights": numbers(weights_MN, SHORT),
+        "coreSizes": numbers(sizes_MN, LONG),
+        "coreCosines": numbers(cosines_MN, SHORT),
+    }
 
 
 def _tag_numbers(

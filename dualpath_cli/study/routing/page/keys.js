@@ -6,13 +6,15 @@ function keepLink() {
   clearTimeout(kept);
   kept = setTimeout(writeLink, 300);
 }
+// A layer, such as 5, or 5,r2 in a core.
+const inLink = (layer) => `${layer}`.replaceAll(" ", "");
 function writeLink() {
   clearTimeout(kept);
   const { row, shown, colour, active } = state;
   if (!active) return;
   const c = shown?.c ?? active, e = c.examples[c.at];
   const parts = [`${encodeURIComponent(c.name)}:${e.number}`,
-    `layer=${row ? layers[row - 1] : "mean"}`];
+    `layer=${row ? inLink(layers[row - 1]) : "mean"}`];
   if (shown) parts.push(`token=${shown.i}`);
   if (colour !== "share") parts.push(`colour=${colour}`);
   if (picked) parts.push(`gates=${AXES.flatMap((axis) => picked[axis]).join(",")}`);
@@ -31,7 +33,7 @@ function follow(hash) {
   reveal(c, true);
   activate(c);
   if (to !== c.at) open(c, to);
-  const row = layers.findIndex((layer) => `${layer}` === given.layer) + 1;
+  const row = layers.findIndex((layer) => inLink(layer) === given.layer) + 1;
   setRow(row);
   if (FIELDS[given.colour]?.[3]) setColour(given.colour);
   const ends = (given.gates ?? "").split(",").map(Number);

@@ -5,41 +5,67 @@ const readOuts = (names) => names.flatMap((name) => {
   dd.dataset.field = name;
   return make("div", {}, make("dt", { innerHTML: FIELDS[name][0] }), dd);
 });
-const updateHead = () => make("thead", {}, make("tr", {}, ...[
-  ["k", "Step of the deep path"], ["‖Δ<sub>k</sub>‖ / ‖h‖", "Size of the step’s update, relative "
-    + "to the state before"], ["cos", "Cosine of the update and the one before it"],
+const updateHead = (k, title) => make("thead", {}, make("tr", {}, ...[
+  [k, title], [`‖Δ<sub>${k}</sub>‖ / ‖h‖`, "Size of the update, relative to the state before"],
+  ["cos", "Cosine of the update and the one before it"],
 ].map(([innerHTML, title]) => make("th", { scope: "col", innerHTML, title }))));
-const charts = (() => {
-  const steps = Array.from({ length: loops }, (_, k) => {
+// The weights and updates of a loop: of the steps of a deep path, or of the core's repetitions.
+function loopCharts(count, k, name, title) {
+  const steps = Array.from({ length: count }, (_, n) => {
     const li = make("li");
-    li.style.setProperty("--k", (k + 1) / loops);
+    li.style.setProperty("--k", (n + 1) / count);
     return li;
   });
   const weights = steps.map(() => make("span"));
-  const updates = steps.map((_, k) => make("tr", {}, make("th", { scope: "row" }, `${k + 1}`),
+  const updates = steps.map((_, n) => make("tr", {}, make("th", { scope: "row" }, `${n + 1}`),
     make("td", {}, make("i"), make("span")), make("td")));
+  const list = make("ol", { className: "steps", ariaHidden: true }, ...steps);
+  const ofWeights = make("figure", { className: "chart" },
+    make("figcaption", {}, `Weight of each ${name}`), list,
+    make("div", { className: "weights" }, ...weights));
+  const ofUpdates = make("figure", { className: "chart updates" },
+    make("figcaption", {}, `Update of each ${name}`),
+    make("table", {}, updateHead(k, title), make("tbody", {}, ...updates)));
+  return { steps, weights, updates, ofWeights, ofUpdates };
+}
+function drawLoop({ steps, weights, updates }, weightOf, sizeOf, cosineOf) {
+  const sizes = updates.map((_, k) => sizeOf(k));
+  const most = Math.max(...sizes.filter(Number.isFinite), 0);
+  updates.forEach((line, k) => {
+    const [, size, cosine] = line.children, v = sizes[k] / most;
+    size.firstChild.style.setProperty("--v", Number.isFinite(v) ? v : 0);
+    size.lastChild.textContent = three(sizes[k]);
+    cosine.textContent = fixed(cosineOf(k));
+  });
+  steps.forEach((li, k) => {
+    const w = weightOf(k);
+    li.style.flexGrow = w || 0;
+    weights[k].textContent = `${k + 1}: ${fixed(w)}`;
+  });
+}
+const charts = (() => {
+  const loop = loopCharts(loops, "k", "step", "Step of the deep path");
   const bars = layers.map((_, i) => make("span", { onclick: () => setRow(i + 1) }, make("i")));
   const ends = [...new Set([layers[0], layers.at(-1)])].map((n) => make("span", {}, `layer ${n}`));
-  const list = make("ol", { className: "steps", ariaHidden: true }, ...steps);
   const chart = make("div", { className: "bars", ariaHidden: true }, ...bars);
   const caption = make("figcaption", { innerHTML: "ρ<sub>d</sub> by layer",
     title: "The line is at ½; a dot where the likeliest token changes" });
-  $("charts").append(
-    make("figure", { className: "chart" }, make("figcaption", {}, "Weight of each step"), list,
-      make("div", { className: "weights" }, ...weights)),
-    make("figure", { className: "chart" }, caption, chart,
-      make("div", { className: "ends" }, ...ends)),
-    make("figure", { className: "chart updates" }, make("figcaption", {}, "Update of each step"),
-      make("table", {}, updateHead(), make("tbody", {}, ...updates))));
+  const ofShares = make("figure", { className: "chart" }, caption, chart,
+    make("div", { className: "ends" }, ...ends));
+  $("charts").append(loop.ofWeights, ofShares, loop.ofUpdates);
   const loads = Array.from({ length: Math.max(0, ...model.experts) }, () =>
     make("span", {}, make("i")));
   if (loads.length) $("charts").append(make("figure", { className: "chart wider" },
     make("figcaption", {}, "Load of each expert in the sequence"),
     make("div", { className: "loads", ariaHidden: true }, ...loads)));
-  return { steps, weights, bars, updates, loads };
+  return { loop, bars, loads };
 })();
+const core = loopCharts(model.repetitions, "r", "repetition", "Repetition of the core");
+core.ofWeights.classList.add("wider");
+$("core-charts").append(core.ofWeights, core.ofUpdates);
+$("core").hidden = $("of-core").hidden = !model.repetitions;
 function drawCharts(e, i) {
-  const { steps, weights, bars, updates, loads } = charts, { row } = state;
+  const { loop, bars, loads } = charts, { row } = state;
   const choices = row ? loadsOf(e, row) : [], n = model.experts[row - 1];
   const even = choices.reduce((sum, count) => sum + count, 0) / n;
   const own = expertsOf(e, i, row).map(([number]) => number);
@@ -50,19 +76,9 @@ function drawCharts(e, i) {
     bar.hidden = number >= n;
     bar.title = `expert ${number}: ${three(load)} of an even load`;
   });
-  const sizes = updates.map((_, k) => stepSize(e, i, row, k));
-  const most = Math.max(...sizes.filter(Number.isFinite), 0);
-  updates.forEach((line, k) => {
-    const [, size, cosine] = line.children, v = sizes[k] / most;
-    size.firstChild.style.setProperty("--v", Number.isFinite(v) ? v : 0);
-    size.lastChild.textContent = three(sizes[k]);
-    cosine.textContent = fixed(stepCosine(e, i, row, k));
-  });
-  steps.forEach((li, k) => {
-    const w = weight(e, i, row, k);
-    li.style.flexGrow = w || 0;
-    weights[k].textContent = `${k + 1}: ${fixed(w)}`;
-  });
+  const ofToken = (read) => (k) => read(e, i, row, k);
+  drawLoop(loop, ...[weight, stepSize, stepCosine].map(ofToken));
+  drawLoop(core, ...["coreWeights", "coreSizes", "coreCosines"].map(ofCore).map(ofToken));
   bars.forEach((bar, l) => {
     const v = FIELDS.share[1](e, i, l + 1), flips = flipsIn(e, i, l);
     bar.title = `layer ${layers[l]}: ${fixed(v)}${flips ? ", the likeliest token changes" : ""}`;
@@ -96,11 +112,12 @@ function draw() {
   $("place").textContent = `${e.source} · sequence ${e.number} · position ${i}`;
   $("spoken").textContent = `${text}, ${where(row)}: deep share ${read("share", e, i, row)}`;
 }
-$("of-token").append(...readOuts(["nats"]));
+const ofTokens = ["nats", "repetitions"];  // not of a layer
+$("of-token").append(...readOuts(ofTokens.filter((name) => FIELDS[name])));
 if (tags.length) {
   $("of-token").append(make("div", {}, make("dt", {}, "UPOS"), make("dd", { id: "tag" })));
 }
-$("of-layer").append(...readOuts(Object.keys(FIELDS).filter((name) => name !== "nats")));
+$("of-layer").append(...readOuts(Object.keys(FIELDS).filter((name) => !ofTokens.includes(name))));
 
 // The model's prediction from each state of a layer, and the cost of forcing.
 

@@ -4,8 +4,8 @@ These passes read no more of a sequence than the page has room for. Their result
 kept in page/SOURCE.npz.
 
 Shapes: N text tokens of a batch or of a source, M those of a source on the page, D
-model width, L layers with gates, K loops, S = K + 3 states of a layer, F interventions,
-V vocabulary.
+model width, L places of layers with gates, K loops, S = K + 3 states of a place, F
+interventions, V vocabulary.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,11 +35,13 @@ from dualpath_cli.study.bench import FILLER, Arrays, Pass, read_arrays
 from dualpath_cli.study.routing.options import RoutingOptions
 from dualpath_cli.study.routing.page import tokens_with_room
 from dualpath_cli.study.routing.readouts import (
+    CORE_READOUTS,
     EXPERT_READOUTS,
     READOUTS,
     STEP_READOUTS,
-    experts_by_layer,
-    gated_layers,
+    core_repetitions,
+    experts_by_place,
+    gated_places,
     is_text,
     most_steps,
 )
@@ -69,8 +71,12 @@ def page_passes(
     changes = [] if options.no_costs else _forced(config)
     count = min(options.sequences, windows.n_filled)
     shown = sources * count  # a source has its share of the page
-    layers = len(gated_layers(config))
-    room = tokens_with_room(shown, layers, most_steps(config), len(changes))
+    places = len(gated_places(config))
+    in_all_layers = [change for change in changes if change.layers is None]
+    forced = len(in_all_layers) * (1 + places)
+    room = tokens_with_room(
+        shown, places, most_steps(config), forced, core_repetitions(config)
+    )
     if not room:
         raise UserError(
             f"a page has no room for {count:,} sequences of {source}; give fewer "
@@ -90,12 +96,15 @@ def page_passes(
 
 def _forced(config: ModelConfig) -> list[Intervention]:
     """Fewer loops than any layer was trained with, then gates: in all layers, then in
-    each with gates."""
+    each with gates. In all layers also fewer repetitions of the core."""
     least = min(layer.loops for layer in config.layers if layer.block != "wide")
     changes: list[Intervention] = []
-    in_each_layer = [(number,) for number in gated_layers(config)]
+    in_each_layer = dict.fromkeys((place.layer,) for place in gated_places(config))
     for layers in (None, *in_each_layer):
         changes += [Intervention(loops=k, layers=layers) for k in range(1, least)]
+        if layers is None:
+            fewer = range(1, config.core_loops)
+            changes += [Intervention(core_loops=r) for r in fewer]
         changes += [Intervention(gates=gates, layers=layers) for gates in GATES]
 
     return changes
@@ -199,7 +208,7 @@ class PagePass(Pass):
         """`said` and `shares` of all states, (N, L, S, TOP) each."""
         # A layer's output is the next one's input: each is read once.
         predictions: dict[int, Prediction] = {}
-        layers = list(_states_by_layer(trace))
+        layers = list(_states_by_place(trace, self._module.config))
         for layer in layers:
             for state_BTD in layer:
                 if id(state_BTD) not in predictions:
@@ -249,17 +258,17 @@ def _whole(weight: torch.Tensor) -> torch.Tensor:
     return weight.full_tensor() if isinstance(weight, DTensor) else weight.detach()
 
 
-def _states_by_layer(trace: RoutingTrace) -> Iterator[list[torch.Tensor]]:
-    """Yields the states of each layer with gates, (B, T, D) each: input, loops, wide,
-    output.
+def _states_by_place(
+    trace: RoutingTrace, config: ModelConfig
+) -> Iterator[list[torch.Tensor]]:
+    """Yields the states of each place, (B, T, D) each: input, loops, wide, output.
 
     A layer of fewer steps than another repeats its last one.
     """
     gated = [layer for layer in trace.layers if layer.gate_deep is not None]
     most = max(len(layer.deep_states) for layer in gated)
 
-    outputs = [*(layer.x for layer in trace.layers[1:]), trace.output]
-    for layer, output in zip(trace.layers, outputs, strict=True):
+    for layer, output in zip(trace.layers, _outputs(trace, config), strict=True):
         if layer.gate_deep is None:
             continue
         assert layer.x is not None
@@ -271,7 +280,22 @@ def _states_by_layer(trace: RoutingTrace) -> Iterator[list[torch.Tensor]]:
         yield [layer.x, *layer.deep_states, *repeated, layer.wide_state, output]
 
 
-def write_details(folder: Path, source: str, passes: Sequence[PagePass]) -> None:
+def _outputs(trace: RoutingTrace, config: ModelConfig) -> Iterator[torch.Tensor | None]:
+    """Yields the output of each application of a layer, (B, T, D)."""
+    _, core, _ = config.stretches
+    inputs = [layer.x for layer in trace.layers]
+    for layer, following in zip(trace.layers, [*inputs[1:], trace.output], strict=True):
+        ends_repetition = bool(core) and layer.layer == core[-1]
+        if ends_repetition and trace.core is not None:
+            # What follows may be injected into, or a mixture of repetitions.
+            yield trace.core.deep_states[layer.repetition]
+        else:
+            yield following
+
+
+def write_details(
+    folder: Path, source: str, passes: Sequence[PagePass], config: ModelConfig
+) -> None:
     """Writes the results of a source's passes over the page's sequences.
 
     ==============================  ====================================================
@@ -279,8 +303,8 @@ def write_details(folder: Path, source: str, passes: Sequence[PagePass]) -> None
     said, shares                    (M, L, S, TOP), next_ids, next_nats (M,): see
                                     `PagePass`
     costs                           (M, 1 + L, F): nats that forcing adds to the loss of
-                                    the next token, in all layers and in each; nan where
-                                    there is none
+                                    the next token, in all layers and in the layer of
+                                    each place; nan where there is none
     forced                          (F,): names of the interventions
     ==============================  ====================================================
     """
@@ -289,11 +313,21 @@ def write_details(folder: Path, source: str, passes: Sequence[PagePass]) -> None
     if forced_passes:
         has_next_M = arrays["next_ids"] >= 0
         learned_M = np.where(has_next_M, arrays["next_nats"], np.nan)
-        costs = [pass_.arrays["next_nats"] - learned_M for pass_ in forced_passes]
-        names = _names_of_forced(forced_passes)
+        costs = {}
+        for pass_ in forced_passes:
+            assert pass_.intervention is not None
+            key = (_name_of_forced(pass_.intervention), pass_.intervention.layers)
+            costs[key] = pass_.arrays["next_nats"] - learned_M
 
-        # Passes go by layer, then by intervention.
-        arrays["costs"] = np.stack(costs, 1).reshape(len(learned_M), -1, len(names))
+        names = [name for name, layers in costs if layers is None]
+        rows = [None, *((place.layer,) for place in gated_places(config))]
+        # Repetitions of the core are forced in all layers only.
+        none_M = np.full_like(learned_M, np.nan)
+        by_row = [
+            np.stack([costs.get((name, layers), none_M) for name in names], 1)
+            for layers in rows
+        ]
+        arrays["costs"] = np.stack(by_row, 1)
         arrays["forced"] = np.array(names)
 
     path = folder / "page" / f"{source}.npz"
@@ -301,15 +335,11 @@ def write_details(folder: Path, source: str, passes: Sequence[PagePass]) -> None
         np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
 
 
-def _names_of_forced(passes: Sequence[PagePass]) -> list[str]:
-    """The names on the page of the interventions, each once."""
-    names = []
-    for pass_ in passes:
-        change = pass_.intervention
-        if change is not None and change.layers is None:
-            names.append(GATES.get(change.gates, f"K = {change.loops}"))
-
-    return names
+def _name_of_forced(change: Intervention) -> str:
+    """The name of an intervention on the page."""
+    if change.core_loops is not None:
+        return f"R = {change.core_loops}"
+    return GATES.get(change.gates, f"K = {change.loops}")
 
 
 def read_page(folder: Path, sources: Sequence[str], config: ModelConfig) -> PageData:
@@ -340,14 +370,22 @@ def read_page(folder: Path, sources: Sequence[str], config: ModelConfig) -> Page
                 example.values[name] = by_sequence[number]
             examples.append(example)
 
-    steps = [config.layers[number].loops for number in gated_layers(config)]
-    return PageData(steps, examples, forced, experts_by_layer(config))
+    steps = [config.layers[place.layer].loops for place in gated_places(config)]
+    return PageData(
+        steps, examples, forced, experts_by_place(config), core_repetitions(config)
+    )
 
 
 def _example(source: str, number: int, rows: pa.Table, count: int) -> Example:
     """The first `count` tokens of a sequence, with the read-outs in its rows."""
     first = rows.slice(0, count)
-    numeric = {"nats", *READOUTS, *STEP_READOUTS, *EXPERT_READOUTS}
+    numeric = {
+        "nats",
+        *READOUTS,
+        *STEP_READOUTS,
+        *EXPERT_READOUTS,
+        *CORE_READOUTS,
+    }
     values = {
         name: np.array(first[name].to_pylist(), np.float32)
         for name in rows.schema.names

@@ -43,6 +43,9 @@ const at = (name) => (e, token, row) => number(name, (e.first + token) * rows + 
 const ofStep = (name) => (e, token, row, k) =>
   number(name, ((e.first + token) * rows + row) * loops + k);
 const weight = ofStep("steps"), stepSize = ofStep("stepSizes"), stepCosine = ofStep("stepCosines");
+// Of the core's repetitions.
+const ofCore = (name) => (e, token, row, r) =>
+  number(name, (e.first + token) * model.repetitions + r);
 // The experts of a token in a layer, as [number, weight] each; none for the mean of all layers.
 const expertsOf = (e, token, row) => {
   if (!row) return [];
@@ -71,6 +74,9 @@ const FIELDS = {
     (v) => (v + 1) / 2, "−1", "0", "1"],
   ...model.chosen && { experts: ["experts", expertsOf,
     (list) => list.map(([n, w]) => `${n} (${fixed(w)})`).join(", ") || "–"] },
+  ...model.repetitions && { repetitions: ["repetitions",
+    (e, token) => number("repetitions", e.first + token), three, "mean repetition",
+    (v) => half((v - 1) / (model.repetitions - 1)), "1", "", String(model.repetitions)] },
   nats: ["loss, nats", (e, token) => number("nats", e.first + token), three, "loss",
     (v) => half(v / 8), "0 nats", "", "8 or more"],
 };
