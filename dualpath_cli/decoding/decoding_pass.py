@@ -136,7 +136,8 @@ def leave_core_early(
         if r > 1:
             injected_BTD = core.injected(x_BTD, e_BTD)
             x_BTD = torch.where(active_BT1, injected_BTD, x_BTD)
-        x_BTD = repeat(x_BTD, r - 1, active_BT1)
+        # In the first repetition all tokens are active.
+        x_BTD = repeat(x_BTD, r - 1, active_BT1 if r > 1 else None)
         states.append(x_BTD)
         taken.append(active_BT1)
         weights.append(remaining_BT1)
@@ -424,7 +425,8 @@ class DecodingLayerPass(LayerPass):
         """Arguments for the sublayer of the wide path."""
         cache = None if self.cache is None else self.cache.wide
         skips = self.intervention is not None and self.intervention.skip is not None
-        trace = None if skips else self.trace  # not all tokens take experts
+        # not all tokens take experts
+        trace = None if skips or self.active is not None else self.trace
         return CachedSublayerPass(
             self.positions,
             self.auxiliary,
@@ -473,11 +475,14 @@ class DecodingLayerPass(LayerPass):
         return only_some(path.sublayer, x_BTD, awake_B, scales, self.wide())
 
     def _awake(self, gate_BT1: torch.Tensor | None) -> torch.Tensor | None:
-        """True at tokens that take a path, by its gate, (B, T, 1); None: all tokens."""
+        """True at tokens that take a path, by its gate and if they are active, (B, T,
+        1); None: all tokens."""
         skip = None if self.intervention is None else self.intervention.skip
         if gate_BT1 is None or skip is None:
-            return None
-        return gate_BT1 >= skip
+            return self.active
+
+        chosen_BT1 = gate_BT1 >= skip
+        return chosen_BT1 if self.active is None else chosen_BT1 & self.active
 
     def rows_separable(self, x_BTD: torch.Tensor) -> bool:
         """Whether some sequences of the batch can be computed without the others, see

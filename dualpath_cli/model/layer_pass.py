@@ -142,6 +142,9 @@ class LayerPass:
     for layers that are applied once."""
     backprop_loops: int | None = None
     """The last steps of each loop that get gradients; None: all."""
+    active: torch.Tensor | None = None
+    """False at tokens that have left the core, which take no step and no path, (B, T,
+    1); None: all take them."""
 
     @property
     def loops(self) -> int | None:
@@ -314,8 +317,14 @@ class LayerPasses:
     draws: torch.Tensor | None = None
     """From `expert_draws`, (L, B, T, E)."""
 
-    def of(self, number: int, repetition: int = 0) -> LayerPass:
-        """The pass of a layer in a repetition of the core, both from 0."""
+    def of(
+        self,
+        number: int,
+        repetition: int = 0,
+        active_BT1: torch.Tensor | None = None,
+    ) -> LayerPass:
+        """The pass of a layer in a repetition of the core, both from 0, at the active
+        tokens."""
         place = self._place(number, repetition)
         intervention = self.intervention
         plain = LayerPass(
@@ -328,6 +337,7 @@ class LayerPasses:
             None if self.draws is None else self.draws[place],
             self._gains_of(number, repetition),
             self.model_pass.backprop_loops,
+            active_BT1,
         )
         return self.model_pass.layer(number, repetition, plain)
 
