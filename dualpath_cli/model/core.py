@@ -29,7 +29,7 @@ class Core(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
-        if config.injection == "linear":
+        if config.joins_core_input:
             d_model = config.d_model
             self.injection = nn.Linear(2 * d_model, d_model, bias=False)
         if config.routes_core:

@@ -223,9 +223,11 @@ class Intervention:
         if self.core_loops is not None:
             if config.core is None:
                 return "the model has no core to repeat"
-            routed = config.core_combination == "router"
-            if routed and config.core_loops == 1 < self.core_loops:
+            once = config.core_loops == 1 < self.core_loops
+            if once and config.core_combination == "router":
                 return "the core was trained once, so it has no router to weigh more"
+            if once and config.injection == "linear":
+                return "the core was trained once, so it has no matrix to inject more"
 
         numbers = self.layers or range(config.n_layers)
         kinds = {config.block_kinds[number] for number in numbers}
