@@ -252,7 +252,7 @@ class Cache:
         self.layers = []
         _, core, _ = self.config.stretches
         for number, layer in enumerate(self.config.layers):
-            repetitions = self._repetitions() if number in core else 1
+            repetitions = self._repetitions(number) if number in core else 1
             slots = self._slots(number, layer)
             caches = [self._empty_cache(slots) for _ in range(repetitions)]
             self.layers.append(caches)
@@ -268,14 +268,15 @@ class Cache:
         )
         return LayerCache(wide, list(deep))
 
-    def _repetitions(self) -> int:
+    def _repetitions(self, number: int) -> int:
         """The number of caches of a layer in the core."""
-        change = self.intervention
-        if change is None:
-            return self.config.core_loops
+        repetitions = self.config.core_loops
+        if self.intervention is not None:
+            repetitions = self.intervention.core_loops or repetitions
 
-        repetitions = change.core_loops or self.config.core_loops
-        return min(repetitions, change.kv_slots or repetitions)
+        here = None if self.intervention is None else self.intervention.within(number)
+        slots = None if here is None else here.kv_slots
+        return min(repetitions, slots or repetitions)
 
     def _slots(self, number: int, layer: LayerConfig) -> int:
         """The number of caches of a layer's deep path in one application."""

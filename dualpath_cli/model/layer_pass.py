@@ -344,10 +344,13 @@ class LayerPasses:
     def core(self) -> CorePass:
         """The pass of the core."""
         change = self.intervention
+        # Tokens leave all layers of the core together.
+        _, core, _ = self.config.stretches
+        of_core = change is not None and all(map(change.within, core))
         return CorePass(
             None if change is None else change.core_loops,
             self.model_pass.backprop_loops,
-            None if change is None else change.halting,
+            change.halting if change is not None and of_core else None,
             None if self.trace is None else self.trace.begin_core(),
             self.token_mask,
         )

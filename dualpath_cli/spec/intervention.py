@@ -6,7 +6,7 @@ Plain data and torch-free: studies choose interventions, the model carries them 
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from dualpath_cli.base.errors import UserError, did_you_mean
@@ -206,8 +206,17 @@ class Intervention:
         return any(field is not None for field in fields)
 
     def within(self, layer: int) -> "Intervention | None":
-        """The intervention if it applies to a layer, from 0; else None."""
-        return self if self.layers is None or layer in self.layers else None
+        """What a layer, from 0, is told; None if nothing applies to it.
+
+        The number of repetitions is the core's, so that compiled layers serve any.
+        """
+        if self.layers is not None and layer not in self.layers:
+            return None
+        if self.core_loops is None:
+            return self
+
+        own = replace(self, core_loops=None)
+        return None if own == Intervention() else own
 
     def problem(self, config: ModelConfig) -> str | None:
         """Why a model cannot have this intervention; None if it can.
