@@ -82,15 +82,22 @@ def core_states(
     _, core, _ = stretches(config)
     states = []
     x = e
-    for r in range(1, (core_loops or config.core_loops) + 1):
+    R = core_loops or config.core_loops
+    for r in range(1, R + 1):
         if r > 1:
             x = [
                 injected(weights, config, x_t, e_t)
                 for x_t, e_t in zip(x, e, strict=True)
             ]
         x = layers(weights, config, core, x, r)
+        x = after_step(x, r, R)
         states.append(x)
     return states
+
+
+def after_step(h: Stream, k: int, K: int) -> Stream:
+    """The states behind step k of K, or repetition; a test may make them constants."""
+    return h
 
 
 def injected(weights: Weights, config: ModelConfig, x: Tensor, e: Tensor) -> Tensor:
@@ -206,6 +213,7 @@ def deep_states(
         s = softplus(weights["gains"][k - 1] if k <= K else weights["gains"][-1])
         film = step_film(weights, config, k)
         h = sublayer(step_sublayer(weights, k), config, h, s, film, seen)
+        h = after_step(h, k, loops or K)
         states.append(h)
     return states
 
