@@ -258,19 +258,22 @@ class Intervention:
                 )
 
         changes_loops = (self.loops, self.halting, self.kv_slots)
+        _, core, _ = config.stretches
         if any(field is not None for field in changes_loops):
-            has_core = config.core is not None and self.loops is None
-            if kinds == {"wide"} and not has_core:
+            changes_core = self.loops is None and not set(core).isdisjoint(numbers)
+            if kinds == {"wide"} and not changes_core:
                 return f"{place} has only wide blocks, so it has no loop"
             problem = self._problem_of_loops(config, numbers)
             if problem:
                 return problem
 
-        if self.halting is not None and not (config.routes_steps or config.routes_core):
+        routes_steps = config.routes_steps and kinds != {"wide"}
+        routes_core = config.routes_core and set(core).issubset(numbers)
+        if self.halting is not None and not (routes_steps or routes_core):
             return (
-                "the model has no router, so there is no remaining mass for a threshold"
+                f"{place} has no router, so there is no remaining mass for a threshold"
             )
-        if self.halting is not None and config.routes_steps and not gives_mass(config):
+        if self.halting is not None and routes_steps and not gives_mass(config):
             return (
                 f"combination {config.combination} has no step_probability, so there "
                 "is no remaining mass for a threshold"
@@ -293,7 +296,7 @@ class Intervention:
             )
 
         if self.kv_slots is not None:
-            most = self._most_kept(config, deep)
+            most = self._most_kept(config, numbers, deep)
             if self.kv_slots >= most:
                 return (
                     f"{self.kv_slots} slots leave nothing out of a loop of {most} steps"
@@ -301,9 +304,16 @@ class Intervention:
 
         return None
 
-    def _most_kept(self, config: ModelConfig, deep: Sequence[int]) -> int:
-        """The most keys and values of a token that a loop keeps: one for each step."""
-        kept = [config.core_loops if self.core_loops is None else self.core_loops]
+    def _most_kept(
+        self, config: ModelConfig, numbers: Sequence[int], deep: Sequence[int]
+    ) -> int:
+        """The most keys and values of a token that a loop keeps: one for each step, or
+        repetition."""
+        _, core, _ = config.stretches
+        kept = [1]
+        if not set(core).isdisjoint(numbers):
+            kept.append(self.core_loops or config.core_loops)
+
         for number in deep:
             layer = config.layers[number]
             shared = layer.step_kv == "first"

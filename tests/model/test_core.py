@@ -143,6 +143,16 @@ def test_an_injection_that_is_learned_starts_as_none():
             "the model has no router",
         ),
         (
+            CORES["routed"] | {"block": "wide"},
+            Intervention(halting=0.5, layers=(1,)),
+            "that part of the model has no router",
+        ),
+        (
+            CORES["routed"],
+            Intervention(kv_slots=1, layers=(0,)),
+            "that part of the model has only wide blocks",
+        ),
+        (
             {"step_kv": "first"},
             Intervention(kv_slots=1),
             "1 slots leave nothing out of a loop of 1 steps",
