@@ -56,7 +56,7 @@ def leave_early(
     # has stopped: a later token may run more steps, and needs their keys and values.
     by_rows = layer.rows_separable(x_BTD)
     # A token stops once at most this mass remains; None: no token stops.
-    threshold = None if layer.intervention is None else layer.intervention.halting
+    threshold = layer.halting_in(path)
 
     shared = path.shared_keys_and_values(x_BTD, layer)
     active_BT1 = torch.ones_like(x_BTD[..., :1], dtype=torch.bool)
@@ -445,13 +445,19 @@ class DecodingLayerPass(LayerPass):
         self, path: nn.Module, x_BTD: torch.Tensor, g_d: torch.Tensor | None = None
     ) -> torch.Tensor:
         """h_deep, (B, T, D); a token that takes no step gets x."""
+        assert isinstance(path, DeepPath)
         awake_BT1 = self._awake(g_d)
-        halts = self.intervention is not None and self.intervention.halting is not None
-        if awake_BT1 is None and not halts:
+        if awake_BT1 is None and self.halting_in(path) is None:
             return super().run_deep(path, x_BTD)
 
-        assert isinstance(path, DeepPath)
         return leave_early(path, self, x_BTD, awake_BT1)
+
+    def halting_in(self, path: DeepPath) -> float | None:
+        """The threshold for tokens of a deep path; None if no token stops, as where no
+        router weighs steps."""
+        if self.intervention is None or not path.config.routes_steps:
+            return None
+        return self.intervention.halting
 
     def run_wide(
         self, path: nn.Module, x_BTD: torch.Tensor, g_w: torch.Tensor | None = None
