@@ -161,7 +161,7 @@ def leave_core_early(
 
     if here.trace is not None:
         here.trace.record_steps(e_BTD, states, weights, loops, taken)
-    return mixture(weights, states), states
+    return mixture(weights, states).to(e_BTD.dtype), states
 
 
 def _keep_later_steps(

@@ -28,6 +28,7 @@ from tests.model.small_models import (
     STEPS,
     same_weights,
     small,
+    streams,
     traced,
     with_weights,
 )
@@ -161,6 +162,20 @@ def test_an_injection_that_is_learned_starts_as_none():
 )
 def test_what_a_core_does_not_have_cannot_be_overridden(changes, intervention, reason):
     assert intervention.problem(small(**changes)).startswith(reason)
+
+
+def test_a_bfloat16_stream_stays_one_behind_a_routed_core():
+    config = small(
+        n_layers=3,
+        core=[0, 1],
+        core_loops=2,
+        core_combination="router",
+        residual_dtype="bfloat16",
+    )
+    with torch.autocast("cpu", torch.bfloat16):
+        seen = streams(DualPathLM(config, seed=0), TOKENS)
+    assert len(seen) == 5
+    assert all(x.dtype == y.dtype == torch.bfloat16 for x, y in seen)
 
 
 # What a trace records
