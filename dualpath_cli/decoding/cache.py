@@ -270,13 +270,12 @@ class Cache:
 
     def _repetitions(self, number: int) -> int:
         """The number of caches of a layer in the core."""
-        change = self.intervention
-        if change is None:
-            return self.config.core_loops
+        repetitions = self.config.core_loops
+        if self.intervention is not None:
+            repetitions = self.intervention.core_loops or repetitions
 
-        repetitions = change.core_loops or self.config.core_loops
-        in_layer = change.within(number)
-        slots = None if in_layer is None else in_layer.kv_slots
+        here = None if self.intervention is None else self.intervention.within(number)
+        slots = None if here is None else here.kv_slots
         return min(repetitions, slots or repetitions)
 
     def _slots(self, number: int, layer: LayerConfig) -> int:

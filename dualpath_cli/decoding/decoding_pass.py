@@ -56,9 +56,7 @@ def leave_early(
     # has stopped: a later token may run more steps, and needs their keys and values.
     by_rows = layer.rows_separable(x_BTD)
     # A token stops once at most this mass remains; None: no token stops.
-    threshold = None
-    if layer.intervention is not None and path.config.routes_steps:
-        threshold = layer.intervention.halting
+    threshold = layer.halting_in(path)
 
     shared = path.shared_keys_and_values(x_BTD, layer)
     active_BT1 = torch.ones_like(x_BTD[..., :1], dtype=torch.bool)
@@ -138,7 +136,8 @@ def leave_core_early(
         if r > 1:
             injected_BTD = core.injected(x_BTD, e_BTD)
             x_BTD = torch.where(active_BT1, injected_BTD, x_BTD)
-        x_BTD = repeat(x_BTD, r - 1, active_BT1)
+        # In the first repetition all tokens are active.
+        x_BTD = repeat(x_BTD, r - 1, active_BT1 if r > 1 else None)
         states.append(x_BTD)
         taken.append(active_BT1)
         weights.append(remaining_BT1)
@@ -162,7 +161,7 @@ def leave_core_early(
 
     if here.trace is not None:
         here.trace.record_steps(e_BTD, states, weights, loops, taken)
-    return mixture(weights, states), states
+    return mixture(weights, states).to(e_BTD.dtype), states
 
 
 def _keep_later_steps(
@@ -426,7 +425,8 @@ class DecodingLayerPass(LayerPass):
         """Arguments for the sublayer of the wide path."""
         cache = None if self.cache is None else self.cache.wide
         skips = self.intervention is not None and self.intervention.skip is not None
-        trace = None if skips else self.trace  # not all tokens take experts
+        # not all tokens take experts
+        trace = None if skips or self.active is not None else self.trace
         return CachedSublayerPass(
             self.positions,
             self.auxiliary,
@@ -445,15 +445,19 @@ class DecodingLayerPass(LayerPass):
         self, path: nn.Module, x_BTD: torch.Tensor, g_d: torch.Tensor | None = None
     ) -> torch.Tensor:
         """h_deep, (B, T, D); a token that takes no step gets x."""
+        assert isinstance(path, DeepPath)
         awake_BT1 = self._awake(g_d)
-        halts = self.intervention is not None and self.intervention.halting is not None
-        if awake_BT1 is None and not halts:
+        if awake_BT1 is None and self.halting_in(path) is None:
             return super().run_deep(path, x_BTD)
 
-        assert isinstance(path, DeepPath)
-        if awake_BT1 is None and not path.config.routes_steps:
-            return super().run_deep(path, x_BTD)  # only the core halts
         return leave_early(path, self, x_BTD, awake_BT1)
+
+    def halting_in(self, path: DeepPath) -> float | None:
+        """The threshold for tokens of a deep path; None if no token stops, as where no
+        router weighs steps."""
+        if self.intervention is None or not path.config.routes_steps:
+            return None
+        return self.intervention.halting
 
     def run_wide(
         self, path: nn.Module, x_BTD: torch.Tensor, g_w: torch.Tensor | None = None
@@ -477,11 +481,14 @@ class DecodingLayerPass(LayerPass):
         return only_some(path.sublayer, x_BTD, awake_B, scales, self.wide())
 
     def _awake(self, gate_BT1: torch.Tensor | None) -> torch.Tensor | None:
-        """True at tokens that take a path, by its gate, (B, T, 1); None: all tokens."""
+        """True at tokens that take a path, by its gate and if they are active, (B, T,
+        1); None: all tokens."""
         skip = None if self.intervention is None else self.intervention.skip
         if gate_BT1 is None or skip is None:
-            return None
-        return gate_BT1 >= skip
+            return self.active
+
+        chosen_BT1 = gate_BT1 >= skip
+        return chosen_BT1 if self.active is None else chosen_BT1 & self.active
 
     def rows_separable(self, x_BTD: torch.Tensor) -> bool:
         """Whether some sequences of the batch can be computed without the others, see

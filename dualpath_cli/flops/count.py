@@ -145,7 +145,7 @@ def core_flops(config: ModelConfig) -> LayerFlops:
     """Forward FLOPs per token of the core besides those of its layers."""
     between = config.core_loops - 1  # repetitions but the first, or but the last
     d = config.d_model
-    injection = between * 4 * d**2 if config.injection == "linear" else 0
+    injection = between * 4 * d**2 if config.learns_injection else 0
     router = between * 2 * (d + 1) if config.routes_core else 0
     return LayerFlops(0, 0, 0, router, 0, injection)
 

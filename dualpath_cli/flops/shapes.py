@@ -42,9 +42,9 @@ def core(config: ModelConfig) -> dict[str, list[Shape]]:
     """Shapes of the core's parameters by part, besides those of its layers."""
     shapes: dict[str, list[Shape]] = {}
     d = config.d_model
-    if config.core is not None and config.learns_injection:
+    if config.learns_injection:
         shapes["injection"] = [(d, 2 * d)]
-    if config.core is not None and config.routes_core:
+    if config.routes_core:
         shapes["router"] = [(1, d + 1), (1,)]
     return shapes
 

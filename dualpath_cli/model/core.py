@@ -57,7 +57,7 @@ class Core(nn.Module):
         weights = self.step_weights(states, step_indices)
         if here.trace is not None:
             here.trace.record_steps(e_BTD, states, weights, loops)
-        return mixture(weights, states), states
+        return mixture(weights, states).to(e_BTD.dtype), states
 
     def injected(self, x_BTD: torch.Tensor, e_BTD: torch.Tensor) -> torch.Tensor:
         """I(x, e), (B, T, D) in the type of x."""

@@ -145,7 +145,8 @@ class DualPathLM(nn.Module):
         """`layer_pass.Repeat`: the state after the core's layers, (B, T, D)."""
         _, core, _ = self.config.stretches
         for number in core:
-            y_BTD = self.blocks[number](x_BTD, passes.of(number, repetition))
+            here = passes.of(number, repetition, active_BT1)
+            y_BTD = self.blocks[number](x_BTD, here)
             if active_BT1 is None:
                 x_BTD = y_BTD
             else:

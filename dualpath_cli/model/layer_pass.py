@@ -142,6 +142,9 @@ class LayerPass:
     for layers that are applied once."""
     backprop_loops: int | None = None
     """The last steps of each loop that get gradients; None: all."""
+    active: torch.Tensor | None = None
+    """False at tokens that have left the core, which take no step and no path, (B, T,
+    1); None: all take them."""
 
     @property
     def loops(self) -> int | None:
@@ -318,8 +321,14 @@ class LayerPasses:
     draws: Draws = field(default_factory=dict)
     """From `expert_draws`, (B, T, E)."""
 
-    def of(self, number: int, repetition: int = 0) -> LayerPass:
-        """The pass of a layer in a repetition of the core, both from 0."""
+    def of(
+        self,
+        number: int,
+        repetition: int = 0,
+        active_BT1: torch.Tensor | None = None,
+    ) -> LayerPass:
+        """The pass of a layer in a repetition of the core, both from 0, at the active
+        tokens."""
         intervention = self.intervention
         plain = LayerPass(
             self.positions,
@@ -331,18 +340,20 @@ class LayerPasses:
             self.draws.get((number, repetition)),
             self._gains_of(number, repetition),
             self.model_pass.backprop_loops,
+            active_BT1,
         )
         return self.model_pass.layer(number, repetition, plain)
 
     def core(self) -> CorePass:
         """The pass of the core."""
         change = self.intervention
-        # Of chosen layers only the deep paths halt.
-        halts = change is not None and change.layers is None
+        # Tokens leave all layers of the core together.
+        _, core, _ = self.config.stretches
+        of_core = change is not None and all(map(change.within, core))
         return CorePass(
             None if change is None else change.core_loops,
             self.model_pass.backprop_loops,
-            change.halting if change is not None and halts else None,
+            change.halting if change is not None and of_core else None,
             None if self.trace is None else self.trace.begin_core(),
             self.token_mask,
         )

@@ -310,14 +310,19 @@ class ModelConfig:
         return self.combination not in ("final", "mean") and self.most_loops > 1
 
     @property
+    def repeats_core(self) -> bool:
+        """Whether there is a core that is applied more than once."""
+        return self.core is not None and self.core_loops > 1
+
+    @property
     def routes_core(self) -> bool:
         """Whether the core learns to weigh its repetitions."""
-        return self.core_combination == "router" and self.core_loops > 1
+        return self.repeats_core and self.core_combination == "router"
 
     @property
     def learns_injection(self) -> bool:
         """Whether the core has a matrix that joins its input to its state."""
-        return self.injection == "linear" and self.core_loops > 1
+        return self.repeats_core and self.injection == "linear"
 
     def indices_of(self, trained: int, forced: int | None = None) -> list[float]:
         """A router's input for each step of a loop that was trained with so many; see

@@ -6,7 +6,7 @@ Plain data and torch-free: studies choose interventions, the model carries them 
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from dualpath_cli.base.errors import UserError, did_you_mean
@@ -213,8 +213,17 @@ class Intervention:
         return any(field is not None for field in fields)
 
     def within(self, layer: int) -> "Intervention | None":
-        """The intervention if it applies to a layer, from 0; else None."""
-        return self if self.layers is None or layer in self.layers else None
+        """What a layer, from 0, is told; None if nothing applies to it.
+
+        The number of repetitions is the core's, so that compiled layers serve any.
+        """
+        if self.layers is not None and layer not in self.layers:
+            return None
+        if self.core_loops is None:
+            return self
+
+        own = replace(self, core_loops=None)
+        return None if own == Intervention() else own
 
     def problem(self, config: ModelConfig) -> str | None:
         """Why a model cannot have this intervention; None if it can.
@@ -258,10 +267,10 @@ class Intervention:
                 )
 
         changes_loops = (self.loops, self.halting, self.kv_slots)
+        _, core, _ = config.stretches
         if any(field is not None for field in changes_loops):
-            _, core, _ = config.stretches
-            repeats = self.loops is None and not set(core).isdisjoint(numbers)
-            if kinds == {"wide"} and not repeats:
+            changes_core = self.loops is None and not set(core).isdisjoint(numbers)
+            if kinds == {"wide"} and not changes_core:
                 problem = f"{place} has only wide blocks, so it has no loop"
                 if core:
                     problem += " of steps: R=2 forces repetitions of the core"
@@ -270,24 +279,13 @@ class Intervention:
             if problem:
                 return problem
 
-        if self.halting is None:
-            return None
-        return self._problem_of_halting(config, numbers)
-
-    def _problem_of_halting(
-        self, config: ModelConfig, numbers: Sequence[int]
-    ) -> str | None:
-        kinds = {config.block_kinds[number] for number in numbers}
         routes_steps = config.routes_steps and kinds != {"wide"}
-        # Where layers are chosen, the core does not halt.
-        routes_core = config.routes_core and self.layers is None
-
-        if not routes_steps and not routes_core:
-            place = "the model" if not config.routes_core else "that part of the model"
+        routes_core = config.routes_core and set(core).issubset(numbers)
+        if self.halting is not None and not (routes_steps or routes_core):
             return (
                 f"{place} has no router, so there is no remaining mass for a threshold"
             )
-        if routes_steps and not gives_mass(config):
+        if self.halting is not None and routes_steps and not gives_mass(config):
             return (
                 f"combination {config.combination} has no step_probability, so there "
                 "is no remaining mass for a threshold"

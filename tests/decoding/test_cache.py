@@ -19,6 +19,7 @@ from tests.model import decoding_reference, reference
 from tests.model.reference import difference, random_tokens
 from tests.model.small_models import (
     ALL_KINDS,
+    CORES,
     OUTPUTS,
     SHOWS,
     TOKENS,
@@ -38,17 +39,24 @@ MASKS = st.integers(1, 9).flatmap(
     )
 )
 """Where two or three sequences of one length are no padding."""
+STEPS = {
+    "untied_steps": st.booleans(),
+    "step_kv": st.sampled_from(["own", "first"]),
+    "deep_ffn": st.sampled_from([True, True, False]),
+}
 MODELS = st.builds(
     lambda loops, block, **changes: small(**{"loops": loops, **block}, **changes),
     loops=st.integers(1, 4),
-    block=st.sampled_from([{}, ALL_KINDS, {"block": "loop"}, UNEVEN]),
+    block=st.sampled_from([{}, ALL_KINDS, {"block": "loop"}, UNEVEN, *CORES.values()]),
     n_kv_heads=st.sampled_from([1, 2, 4]),
+    **STEPS,
     qk_norm=st.sampled_from(["after_rope", "before_rope", "none"]),
     combination=st.sampled_from(COMBINATIONS),
     step_conditioning=st.sampled_from(["none", "film"]),
     gate=st.sampled_from(list(GATE_OUTPUTS)),
     document_start=st.sampled_from([None, 3]),
 )
+CORE = pytest.mark.parametrize("changes", CORES.values(), ids=CORES.keys())
 several = settings(max_examples=40, derandomize=True, database=None, deadline=None)
 
 
@@ -186,6 +194,15 @@ def test_interventions_are_the_same_with_a_cache(change):
     )
 
 
+@pytest.mark.parametrize("loops", [1, 5])
+@CORE
+def test_forced_repetitions_are_the_same_with_a_cache(changes, loops):
+    model, change = with_weights(small(**changes)), Intervention(core_loops=loops)
+    whole = forward(model, TOKENS, intervention=change)
+    found = in_chunks(model, TOKENS, [3, 1, 1], intervention=change)
+    assert difference(found, whole) <= OUTPUTS
+
+
 @several
 @given(
     config=MODELS,
@@ -213,7 +230,8 @@ def test_some_of_a_batch_go_on(config, rows, padded):
 SIMPLER = st.builds(
     lambda loops, block, **changes: small(**{"loops": loops, **block}, **changes),
     loops=st.integers(1, 4),
-    block=st.sampled_from([{}, ALL_KINDS, UNEVEN]),
+    block=st.sampled_from([{}, ALL_KINDS, UNEVEN, *CORES.values(), CORES["routed"]]),
+    **STEPS,
     combination=st.sampled_from(COMBINATIONS),
     step_conditioning=st.sampled_from(["none", "film"]),
     qk_norm=st.sampled_from(["after_rope", "before_rope"]),
@@ -225,9 +243,10 @@ WITH_DOCUMENTS = st.builds(
     st.sampled_from([None, 3]),
 )
 EXITS = [{"halting": 0.6}, {"halting": 0.6, "loops": 3}]
+IN_CORE = {"halting": 0.6, "core_loops": 4}
 SAVINGS = st.builds(
     lambda exits, skip, slots: Intervention(**exits, skip=skip, kv_slots=slots),
-    exits=st.sampled_from([{}, *EXITS]),
+    exits=st.sampled_from([{}, *EXITS, IN_CORE]),
     skip=st.sampled_from([None, 0.5, 0.8]),
     slots=st.sampled_from([None, 1, 2, 3]),
 )
@@ -313,9 +332,42 @@ def test_fewer_slots_take_less_memory():
     assert sizes == {slots: (slots + 1) * kept for slots in (1, 2, 3)}
 
 
+def test_fewer_slots_of_a_core_take_less_memory():
+    """Of its three repetitions, and of the two steps in each."""
+    config = small(**CORES["routed"])
+    model, tokens = with_weights(config), random_tokens(config, batch=1, length=8)
+    sizes = {}
+    for slots in (1, 2, 3):
+        cache = Cache(config)
+        change = Intervention(kv_slots=slots) if slots < 3 else None
+        forward(model, tokens, cache=cache, intervention=change)
+        sizes[slots] = cache.bytes
+    kept = 2 * 8 * config.n_kv_heads * config.head_dim * 8
+    wide, dual, loop = 1, 1 + 2, 2
+    assert sizes == {
+        1: (wide + 2 + 1) * kept,
+        2: (wide + 2 * (dual + loop)) * kept,
+        3: (wide + 3 * (dual + loop)) * kept,
+    }
+
+
+def test_layers_without_an_intervention_keep_all_and_leave_nothing():
+    """A core keeps all repetitions where its layers are not named, and tokens leave it
+    only where all of them are."""
+    config = small(**CORES["routed"])
+    model = with_weights(config)
+    cache = Cache(config)
+    change = Intervention(halting=0.9, kv_slots=1, layers=(1,))
+    trace = RoutingTrace()
+    forward(model, TOKENS, cache=cache, intervention=change, trace=trace)
+    assert [len(caches) for caches in cache.layers] == [1, 1, 3]
+    assert (trace.core.steps_taken == 3).all()
+
+
+@pytest.mark.parametrize("changes", [ALL_KINDS, CORES["routed"]])
 @pytest.mark.parametrize("saving", [{"skip": 0.8}, *EXITS])
-def test_a_trace_counts_the_steps_that_were_taken(saving):
-    config = small(**ALL_KINDS)
+def test_a_trace_counts_the_steps_that_were_taken(saving, changes):
+    config = small(**changes)
     change = Intervention(**saving)  # type: ignore[arg-type]
     weights = reference.random_weights(config, seed=0)
     model, tokens = (
@@ -336,6 +388,7 @@ def test_a_trace_counts_the_steps_that_were_taken(saving):
         )
         by_rows.append(part)
     _, wanted = decoding_reference.logits(weights, config, tokens[0].tolist(), change)
+    assert len(by_rows.layers) == len(config.applications())
     for trace in (whole, by_rows):
         for number, layer in enumerate(trace.layers):
             if layer.steps_taken is not None:
@@ -390,8 +443,10 @@ def test_traces_of_passes_are_joined_with_their_states():
     static=st.booleans(),
 )
 def test_what_is_forgotten_leaves_no_trace(config, kept, forgotten, static):
-    """Tokens under the draft's loops come in between, and are forgotten."""
-    model, draft = with_weights(config), Intervention(loops=1)
+    """Tokens under the draft's loops, or repetitions, come in between, and are
+    forgotten."""
+    fewer = {"loops": 1} if config.core is None else {"core_loops": 1}
+    model, draft = with_weights(config), Intervention(**fewer)
     tokens = random_tokens(config, batch=2, length=kept + 3)
     others = random_tokens(config, batch=2, length=forgotten, seed=7)
     cache = Cache(

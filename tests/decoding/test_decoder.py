@@ -26,8 +26,10 @@ from dualpath_cli.spec.own_checks import import_classes
 from tests.model.reference import difference, random_tokens
 from tests.model.small_models import (
     ALL_KINDS,
+    CORES,
     EXPERTS,
     OUTPUTS,
+    STEPS,
     TOKENS,
     small,
     with_weights,
@@ -131,8 +133,19 @@ def padding(padded: bool) -> torch.Tensor:
 CHANGES = [None, Intervention(kv_slots=1), Intervention(halting=0.6, skip=0.6)]
 
 
-def check_compiled(change: Intervention | None, drafts: bool) -> None:
-    config = small(n_layers=1, loops=2)
+CORE = {
+    "core": [0, 0],
+    "core_loops": 2,
+    "core_combination": "router",
+    "injection": "linear",
+    "step_kv": "first",
+}
+
+
+def check_compiled(
+    change: Intervention | None, drafts: bool, **changes: object
+) -> None:
+    config = small(n_layers=1, loops=2, **changes)
     tokens, mask = random_tokens(config, batch=3, length=10), padding(True)
     eager, compiled = (
         Decoder(with_weights(config), change, compiled=compiled, draft=DRAFT)
@@ -148,6 +161,12 @@ def check_compiled(change: Intervention | None, drafts: bool) -> None:
 @pytest.mark.usefixtures("graphs_alone")
 def test_compiled_logits_are_the_same(change):
     check_compiled(change, drafts=change is None)
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change and change.name)
+@pytest.mark.usefixtures("graphs_alone")
+def test_compiled_logits_of_a_core_are_the_same(change):
+    check_compiled(change, drafts=change is None, **CORE)
 
 
 @pytest.mark.usefixtures("graphs_alone")
@@ -211,6 +230,17 @@ def test_recorded_logits_are_the_same(
         assert_alike(found, wanted)
 
 
+@pytest.mark.parametrize("change", [None, Intervention(kv_slots=1)], ids=str)
+def test_recorded_logits_of_a_core_are_the_same(change, tapes, monkeypatch):
+    model, mask = with_weights(small(**CORES["routed"])), padding(True)
+    tokens = random_tokens(model.config, batch=3, length=10)
+    draft = Intervention(core_loops=1)
+    found = logits(Decoder(model, change, draft=draft), tokens, mask)
+    assert len(tapes) == 4
+    monkeypatch.undo()
+    assert_alike(found, logits(Decoder(model, change, draft=draft), tokens, mask))
+
+
 def test_a_second_batch_of_as_many_texts_is_recorded_no_more(tapes):
     model = with_weights(small())
     decoder, tokens = Decoder(model), random_tokens(model.config, batch=2, length=9)
@@ -249,6 +279,8 @@ VARIANTS = [
     {"qk_norm": "before_rope"},
     {"step_conditioning": "film"},
     EXPERTS,
+    CORES["routed"],
+    *STEPS.values(),
 ]
 
 

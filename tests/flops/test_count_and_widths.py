@@ -28,6 +28,7 @@ from dualpath_cli.flops.widths import (
 from dualpath_cli.model.language_model import DualPathLM
 from dualpath_cli.spec.config import COMBINATIONS, GATE_OUTPUTS, BlockKind, ModelConfig
 from tests.flops.paper import CONFIGURATIONS
+from tests.model.small_models import CORES, STEPS
 
 each_configuration = pytest.mark.parametrize(
     "row", CONFIGURATIONS, ids=lambda row: row.recipe
@@ -269,6 +270,16 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "d_ffn_wide": 96,
         "balance": "loss",
     },
+    **STEPS,
+    **CORES,
+    "core of experts": {
+        "core": [0, 0],
+        "core_loops": 3,
+        "core_combination": "router",
+        "injection": "linear",
+        "n_experts": 4,
+    },
+    "core applied once": {"core": [0, 1], "injection": "linear"},
     **{gate: {"gate": gate} for gate in GATE_OUTPUTS},
     **{combination: {"combination": combination} for combination in COMBINATIONS},
 }
@@ -304,7 +315,7 @@ def test_flops_are_those_that_pytorch_counts(config):
     1). And it takes every query with every key, of which a causal pass needs half.
     """
     products, attention = counted(config)
-    layers = flops.flops_by_layer(config)
+    layers = [*flops.flops_by_layer(config), flops.core_flops(config)]
     d, tokens = config.d_model, BATCH * config.max_seq_len
     linear = sum(layer.linear_total for layer in layers)
     router = sum(layer.router for layer in layers) * d // (d + 1)
@@ -321,17 +332,25 @@ def test_flops_are_those_that_pytorch_counts(config):
     d_model=st.sampled_from([16, 32]),
     texts=st.integers(1, 3),
     tokens=st.integers(1, 5),
+    step_kv=st.sampled_from(["own", "first"]),
+    core=st.sampled_from([None, [0, 0], [0, 1], [1, 2]]),
+    core_loops=st.integers(1, 3),
 )
 def test_keys_and_values_take_the_bytes_of_the_cache_that_decodes(
-    layers, kv_heads, d_model, texts, tokens
+    layers, kv_heads, d_model, texts, tokens, step_kv, core, core_loops
 ):
-    """K + 1 caches of a dual layer, K of a loop one, 1 of a wide one, in bf16."""
+    """K + 1 caches of a dual layer, K of a loop one, 1 of a wide one, in bf16, in each
+    repetition."""
+    assume(core is None or core[1] < len(layers))
     config = small(
         n_layers=len(layers),
         block=[kind for kind, _ in layers],
         loops=[k for _, k in layers],
         n_kv_heads=kv_heads,
         d_model=d_model,
+        step_kv=step_kv,
+        core=core,
+        core_loops=core_loops,
     )
     decoder = Decoder(DualPathLM(config, seed=0), autocast=torch.bfloat16)
     ids_BT = torch.zeros(texts, tokens, dtype=torch.long)

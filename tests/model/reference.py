@@ -5,7 +5,7 @@ docs/paper.md), slow and obvious on purpose, and without a line shared with
 ``dualpath_cli.model``. A stream is a list with one vector per token; weights are looked
 up under their names in the model's ``state_dict``. Everything is elementary torch
 arithmetic, so autograd gives the reference gradients too. At the end: what the tests
-need besides, names and shapes of all weights, large random ones, errors.
+need besides, large random weights and errors; `layout.py` has their names and shapes.
 """
 
 import math
@@ -14,32 +14,128 @@ import torch
 from torch import Tensor
 
 from dualpath_cli.spec.config import ModelConfig
+from tests.model.layout import of_layer, parameter_shapes, stretches
 
 Weights = dict[str, Tensor]
 Stream = list[Tensor]
+Heads = list[list[Tensor]]
+"""A vector (N,) for each token and head."""
 
 
-def logits(weights: Weights, config: ModelConfig, tokens: Tensor) -> Tensor:
-    """Logits (B, T, V) of token numbers (B, T), each sequence by itself."""
+def logits(
+    weights: Weights,
+    config: ModelConfig,
+    tokens: Tensor,
+    core_loops: int | None = None,
+) -> Tensor:
+    """Logits (B, T, V) of token numbers (B, T), each sequence by itself.
+
+    `core_loops` forces another R than the trained one (Intervention.core_loops).
+    """
     return torch.stack(
         [
-            torch.stack(sequence_logits(weights, config, sequence))
+            torch.stack(sequence_logits(weights, config, sequence, core_loops))
             for sequence in tokens.tolist()
         ]
     )
 
 
 def sequence_logits(
-    weights: Weights, config: ModelConfig, tokens: list[int]
+    weights: Weights,
+    config: ModelConfig,
+    tokens: list[int],
+    core_loops: int | None = None,
 ) -> list[Tensor]:
-    """Embedding, blocks, final norm, head: logits (V,) of every token of one
-    sequence."""
-    embedding = weights["embed.weight"]
-    head = embedding if config.tie_embeddings else weights["head.weight"]
-    stream = [embedding[token] for token in tokens]
-    for layer, kind in enumerate(kinds(config)):
-        stream = block(below(weights, f"blocks.{layer}"), config, kind, stream)
-    return [head @ rms_norm(x, weights["norm.weight"], config.norm_eps) for x in stream]
+    """Embedding, prelude, core, coda, final norm, head: logits (V,) of every token of
+    one sequence."""
+    prelude, core, coda = stretches(config)
+    stream = [weights["embed.weight"][token] for token in tokens]
+    stream = layers(weights, config, prelude, stream)
+    if core:
+        states = core_states(weights, config, stream, core_loops)
+        stream = core_output(weights, config, states)
+    stream = layers(weights, config, coda, stream)
+    return [say(weights, config, x) for x in stream]
+
+
+def say(weights: Weights, config: ModelConfig, x: Tensor) -> Tensor:
+    """Final norm and head: logits (V,) of one token."""
+    head = weights["embed.weight"] if config.tie_embeddings else weights["head.weight"]
+    return head @ rms_norm(x, weights["norm.weight"], config.norm_eps)
+
+
+def layers(
+    weights: Weights, config: ModelConfig, numbers: list[int], x: Stream, r: int = 1
+) -> Stream:
+    """Some layers, one after the other, in repetition r."""
+    for layer in numbers:
+        own = of_layer(config, layer)
+        x = block(weights_of(weights, config, layer, r), own, own.block, x)
+    return x
+
+
+def core_states(
+    weights: Weights, config: ModelConfig, e: Stream, core_loops: int | None = None
+) -> list[Stream]:
+    """The streams behind the repetitions r = 1..R of the core, the input of which is
+    e."""
+    _, core, _ = stretches(config)
+    states = []
+    x = e
+    R = core_loops or config.core_loops
+    for r in range(1, R + 1):
+        if r > 1:
+            x = [
+                injected(weights, config, x_t, e_t)
+                for x_t, e_t in zip(x, e, strict=True)
+            ]
+        x = layers(weights, config, core, x, r)
+        x = after_step(x, r, R)
+        states.append(x)
+    return states
+
+
+def after_step(h: Stream, k: int, K: int) -> Stream:
+    """The states behind step k of K, or repetition; a test may make them constants."""
+    return h
+
+
+def injected(weights: Weights, config: ModelConfig, x: Tensor, e: Tensor) -> Tensor:
+    """What a repetition after the first begins with: x, ``x + e`` or ``x + W [x, e]``,
+    for one token."""
+    if config.injection == "none":
+        return x
+    if config.injection == "add":
+        return x + e
+    return x + weights["core.injection.weight"] @ torch.cat([x, e])
+
+
+def core_output(weights: Weights, config: ModelConfig, states: list[Stream]) -> Stream:
+    """The last repetition's state, or the routed mixture of all (Eq. deep-mix)."""
+    if config.core_combination == "final":
+        return states[-1]
+    router = below(weights, "core")
+    output = []
+    for h in zip(*states, strict=True):
+        shares = routed(router, config, list(h), config.core_loops)
+        output.append(sum(share * h_r for share, h_r in zip(shares, h, strict=True)))
+    return output
+
+
+def weights_of(weights: Weights, config: ModelConfig, layer: int, r: int) -> Weights:
+    """The weights of a layer in repetition r: its gains are those of this repetition.
+
+    Of more repetitions than were trained, all further ones have the last gains.
+    """
+    own = below(weights, f"blocks.{layer}")
+    _, core, _ = stretches(config)
+    R = config.core_loops if layer in core else 1
+    place = min(r, R) - 1
+    if "deep.gains" in own:
+        own["deep.gains"] = own["deep.gains"].chunk(R)[place]
+    if "wide.gain" in own:
+        own["wide.gain"] = own["wide.gain"].view(R)[place]
+    return own
 
 
 def block(weights: Weights, config: ModelConfig, kind: str, x: Stream) -> Stream:
@@ -103,18 +199,29 @@ def deep_states(
     1..K.
 
     Of more loops than were trained, all further ones have the last gain, and the last
-    gamma and beta where steps have their own.
+    gamma, beta and sublayer where steps have their own.
     """
     states = []
     h = x
     K = len(weights["gains"])
+    seen = None
+    if config.step_kv == "first":
+        first = step_sublayer(weights, 1)
+        normed = attention_input(first, config, x, step_film(weights, config, 1))
+        seen = keys_and_values(below(first, "attn"), config, normed)
     for k in range(1, (loops or K) + 1):
         s = softplus(weights["gains"][k - 1] if k <= K else weights["gains"][-1])
-        h = sublayer(
-            below(weights, "sublayer"), config, h, s, step_film(weights, config, k)
-        )
+        film = step_film(weights, config, k)
+        h = sublayer(step_sublayer(weights, k), config, h, s, film, seen)
+        h = after_step(h, k, loops or K)
         states.append(h)
     return states
+
+
+def step_sublayer(weights: Weights, k: int) -> Weights:
+    """The sublayer of step k: the shared one, or the step's own."""
+    shared = below(weights, "sublayer")
+    return shared or below(weights, f"sublayers.{min(k, len(weights['gains'])) - 1}")
 
 
 def step_film(weights: Weights, config: ModelConfig, k: int) -> Tensor | None:
@@ -145,24 +252,35 @@ def step_weights(
         return [0 * one] * (K - 1) + [one]
     if config.combination == "mean":
         return [one / K] * K
+    return routed(weights, config, h, len(weights["gains"]))
+
+
+def routed(
+    weights: Weights, config: ModelConfig, h: list[Tensor], trained: int
+) -> list[Tensor]:
+    """``pi_k q_k`` for k < K and ``pi_K`` (Eq. deep-mix), of the K states of one
+    token."""
+    K = len(h)
     # q_K weighs nothing
-    q = [halting(weights, config, h[k - 1], k, K) for k in range(1, K)]
+    q = [halting(weights, config, h[k - 1], k, K, trained) for k in range(1, K)]
     out = []
     for k in range(1, K + 1):
-        pi_k = one
+        pi_k = torch.ones((), dtype=h[0].dtype)
         for j in range(1, k):
             pi_k = pi_k * (1 - q[j - 1])
         out.append(pi_k * q[k - 1] if k < K else pi_k)
     return out
 
 
-def halting(weights: Weights, config: ModelConfig, h: Tensor, k: int, K: int) -> Tensor:
+def halting(
+    weights: Weights, config: ModelConfig, h: Tensor, k: int, K: int, trained: int
+) -> Tensor:
     """``q_k = sigmoid(w . [h^(k), index of step k] + b)`` (above Eq. deep-mix).
 
     Of fewer loops than were trained the index runs to 1, of more it stays there.
     """
     numerator = k - 1 if config.step_index == "zero_based" else k
-    index = min(1.0, numerator / max(1, min(K, len(weights["gains"])) - 1))
+    index = min(1.0, numerator / max(1, min(K, trained) - 1))
     features = torch.cat([h, torch.tensor([index], dtype=h.dtype)])
     return sigmoid(weights["router.weight"][0] @ features + weights["router.bias"][0])
 
@@ -180,20 +298,38 @@ def sublayer(
     x: Stream,
     s: Tensor,
     film: Tensor | None = None,
+    seen: tuple[Heads, Heads] | None = None,
 ) -> Stream:
     """``u = x + s Attn(RMSNorm(x))``, ``Phi(x; s) = u + s FFN(RMSNorm(u))`` (Eq.
-    sublayer)."""
-    eps = config.norm_eps
-    normed = [
-        filmed(film, 0, rms_norm(x_t, weights["attn_norm.weight"], eps)) for x_t in x
-    ]
-    attended = attention(below(weights, "attn"), config, normed)
+    sublayer).
+
+    `seen` are keys and values in place of its own; without a feed-forward Phi is u.
+    """
+    normed = attention_input(weights, config, x, film)
+    attended = attention(below(weights, "attn"), config, normed, seen)
     out = []
     for x_t, a_t in zip(x, attended, strict=True):
         u_t = x_t + s * a_t
-        normed_t = filmed(film, 1, rms_norm(u_t, weights["ffn_norm.weight"], eps))
-        out.append(u_t + s * feed_forward(below(weights, "ffn"), config, normed_t))
+        out.append(with_feed_forward(weights, config, u_t, s, film))
     return out
+
+
+def attention_input(
+    weights: Weights, config: ModelConfig, x: Stream, film: Tensor | None = None
+) -> Stream:
+    """``RMSNorm(x)`` of every token, scaled and shifted."""
+    norm = weights["attn_norm.weight"]
+    return [filmed(film, 0, rms_norm(x_t, norm, config.norm_eps)) for x_t in x]
+
+
+def with_feed_forward(
+    weights: Weights, config: ModelConfig, u: Tensor, s: Tensor, film: Tensor | None
+) -> Tensor:
+    """``u + s FFN(RMSNorm(u))`` of one token, or u where there is no feed-forward."""
+    if "ffn_norm.weight" not in weights:
+        return u
+    normed = filmed(film, 1, rms_norm(u, weights["ffn_norm.weight"], config.norm_eps))
+    return u + s * feed_forward(below(weights, "ffn"), config, normed)
 
 
 def feed_forward(weights: Weights, config: ModelConfig, x: Tensor) -> Tensor:
@@ -233,29 +369,28 @@ def ffn(weights: Weights, x: Tensor) -> Tensor:
     return weights["down_proj.weight"] @ (gate * sigmoid(gate) * up)
 
 
-def attention(weights: Weights, config: ModelConfig, x: Stream) -> Stream:
+def attention(
+    weights: Weights,
+    config: ModelConfig,
+    x: Stream,
+    seen: tuple[Heads, Heads] | None = None,
+) -> Stream:
     """Causal attention without biases: each token looks at itself and those before it.
 
     Query head j reads key and value head ``j // (H / Hkv)``; scores are ``q . k /
-    sqrt(N)``.
+    sqrt(N)``. `seen` are keys and values in place of those of x.
     """
     H = config.n_heads
     N = config.d_model // H
     group = H // config.n_kv_heads
-    queries, keys, values = [], [], []  # [token][head] -> (N,)
-    for t in range(len(x)):
-        q = (weights["q_proj.weight"] @ x[t]).split(N)
-        k = (weights["k_proj.weight"] @ x[t]).split(N)
-        queries.append(
-            [placed(weights, config, "q_norm.weight", head, t) for head in q]
-        )
-        keys.append([placed(weights, config, "k_norm.weight", head, t) for head in k])
-        values.append((weights["v_proj.weight"] @ x[t]).split(N))
+    keys, values = seen or keys_and_values(weights, config, x)
     out = []
     for t in range(len(x)):
+        queries = (weights["q_proj.weight"] @ x[t]).split(N)
         heads = []
         for j in range(H):
-            q, shared = queries[t][j], j // group
+            q = placed(weights, config, "q_norm.weight", queries[j], t)
+            shared = j // group
             scores = [q @ keys[past][shared] / math.sqrt(N) for past in range(t + 1)]
             shares = softmax(torch.stack(scores))
             heads.append(
@@ -263,6 +398,19 @@ def attention(weights: Weights, config: ModelConfig, x: Stream) -> Stream:
             )
         out.append(weights["o_proj.weight"] @ torch.cat(heads))
     return out
+
+
+def keys_and_values(
+    weights: Weights, config: ModelConfig, x: Stream
+) -> tuple[Heads, Heads]:
+    """Keys, at their positions, and values of every token and head."""
+    N = config.d_model // config.n_heads
+    keys, values = [], []
+    for t in range(len(x)):
+        k = (weights["k_proj.weight"] @ x[t]).split(N)
+        keys.append([placed(weights, config, "k_norm.weight", head, t) for head in k])
+        values.append(list((weights["v_proj.weight"] @ x[t]).split(N)))
+    return keys, values
 
 
 def placed(
@@ -315,16 +463,7 @@ def softplus(x: Tensor) -> Tensor:
 
 def kinds(config: ModelConfig) -> list[str]:
     """The kind of each block."""
-    return (
-        [config.block] * config.n_layers
-        if isinstance(config.block, str)
-        else config.block
-    )
-
-
-def at_layer(value: int | list[int | None] | None, layer: int) -> int | None:
-    """A number for all layers, or the one of a list with a number for each."""
-    return value[layer] if isinstance(value, list) else value
+    return list(config.block_kinds)
 
 
 def below(weights: Weights, prefix: str) -> Weights:
@@ -334,92 +473,6 @@ def below(weights: Weights, prefix: str) -> Weights:
         for name, weight in weights.items()
         if name.startswith(prefix + ".")
     }
-
-
-def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of all weights of a model; a tied head is not listed."""
-    d = config.d_model
-    shapes: dict[str, tuple[int, ...]] = {
-        "embed.weight": (config.vocab_size, d),
-        "norm.weight": (d,),
-    }
-    if not config.tie_embeddings:
-        shapes["head.weight"] = (config.vocab_size, d)
-    for layer, kind in enumerate(kinds(config)):
-        here = f"blocks.{layer}"
-        K = at_layer(config.loops, layer)
-        if kind != "wide":
-            shapes |= sublayer_shapes(
-                config, f"{here}.deep.sublayer", at_layer(config.d_ffn, layer)
-            )
-            shapes[f"{here}.deep.gains"] = (K,)
-            if config.step_conditioning == "film":
-                shapes[f"{here}.deep.film"] = (K, 2, 2, d)
-            if K > 1 and config.combination == "router":
-                shapes[f"{here}.deep.router.weight"] = (1, d + 1)
-                shapes[f"{here}.deep.router.bias"] = (1,)
-        if kind != "loop":
-            d_ffn_wide = at_layer(config.d_ffn_wide, layer)
-            shapes |= sublayer_shapes(config, f"{here}.wide.sublayer", d_ffn_wide)
-            shapes |= expert_shapes(config, layer, f"{here}.wide.sublayer.ffn")
-            shapes[f"{here}.wide.gain"] = ()
-        if kind == "dual" and config.gate != "fixed":
-            n_logits = 1 if config.gate == "convex" else 2
-            shapes[f"{here}.gate.proj.weight"] = (n_logits, d)
-            shapes[f"{here}.gate.proj.bias"] = (n_logits,)
-    return shapes
-
-
-def sublayer_shapes(
-    config: ModelConfig, prefix: str, d_ffn: int | None
-) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of one sublayer; the FFN width is rounded up to a multiple."""
-    assert d_ffn is not None
-    d = config.d_model
-    N = d // config.n_heads
-    multiple = config.ffn_multiple_of
-    h = multiple * math.ceil((2 * d_ffn // 3) / multiple)
-    shapes = {
-        "attn_norm.weight": (d,),
-        "attn.q_proj.weight": (config.n_heads * N, d),
-        "attn.k_proj.weight": (config.n_kv_heads * N, d),
-        "attn.v_proj.weight": (config.n_kv_heads * N, d),
-        "attn.o_proj.weight": (d, config.n_heads * N),
-        "ffn_norm.weight": (d,),
-        "ffn.gate_proj.weight": (h, d),
-        "ffn.up_proj.weight": (h, d),
-        "ffn.down_proj.weight": (d, h),
-    }
-    if config.qk_norm != "none":
-        shapes |= {"attn.q_norm.weight": (N,), "attn.k_norm.weight": (N,)}
-    return {f"{prefix}.{name}": shape for name, shape in shapes.items()}
-
-
-def expert_shapes(
-    config: ModelConfig, layer: int, prefix: str
-) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of n experts and their router, in place of a SwiGLU of the same
-    names.
-
-    k experts and the router cost as many multiplications, ``3 d k H + d n``, as the
-    SwiGLU's 3 d h.
-    """
-    n, k, d = at_layer(config.n_experts, layer), config.top_k, config.d_model
-    if not n:
-        return {}
-    h = config.ffn_multiple_of * math.ceil(
-        (2 * at_layer(config.d_ffn_wide, layer) // 3) / config.ffn_multiple_of
-    )
-    H = 8 * math.floor((3 * d * h - d * n) / (3 * d * k) / 8 + 0.5)
-    shapes = {
-        "router.weight": (n, d),
-        "gate_proj.weight": (n * H, d),
-        "up_proj.weight": (n * H, d),
-        "down_proj.weight": (n * d, H),
-    }
-    if config.balance == "bias":
-        shapes["balance_bias"] = (n,)
-    return {f"{prefix}.{name}": shape for name, shape in shapes.items()}
 
 
 def random_weights(config: ModelConfig, seed: int) -> Weights:

@@ -56,6 +56,41 @@ UNEVEN: dict[str, Any] = {
 }
 """Layers that differ in loops and widths."""
 
+CORES: dict[str, dict[str, Any]] = {
+    "one wide layer": {"n_layers": 3, "block": "wide", "core": [1, 1], "core_loops": 3},
+    "added input": {
+        "n_layers": 3,
+        "block": ["loop", "dual", "wide"],
+        "core": [0, 1],
+        "core_loops": 2,
+        "injection": "add",
+        "loops": 2,
+    },
+    "joined input": {"core": [0, 0], "core_loops": 3, "injection": "linear"},
+    "routed": {
+        "n_layers": 3,
+        "block": ["wide", "dual", "loop"],
+        "core": [1, 2],
+        "core_loops": 3,
+        "core_combination": "router",
+        "injection": "add",
+        "loops": 2,
+    },
+}
+"""Cores of all kinds of blocks, with a prelude, a coda, or both."""
+STEPS: dict[str, dict[str, Any]] = {
+    "steps of their own": {"untied_steps": True},
+    "keys of the first step": {"step_kv": "first"},
+    "steps of their own, keys of the first": {"untied_steps": True, "step_kv": "first"},
+    "steps of attention only": {"deep_ffn": False, "d_ffn": None},
+    "steps by layer": {
+        "untied_steps": [True, False],
+        "step_kv": ["own", "first"],
+        "deep_ffn": [False, True],
+    },
+}
+"""What the steps of a deep path have of their own."""
+
 EXPERTS: dict[str, Any] = {"n_experts": 4, "top_k": 2, "d_ffn_wide": 100}
 """Four experts, two of which each token takes."""
 

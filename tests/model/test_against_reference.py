@@ -23,9 +23,11 @@ from dualpath_cli.training.parallel import checkpoint_block
 from tests.model import reference
 from tests.model.reference import difference, random_tokens
 from tests.model.small_models import (
+    CORES,
     EXPERTS,
     OUTPUTS,
     SMALL,
+    STEPS,
     UNEVEN,
     traced,
     with_weights,
@@ -79,6 +81,21 @@ VARIANTS = {
     "RoPE base 100": {"rope_base": 100.0},
     "RoPE frequencies in bfloat16": {"rope_dtype": "bfloat16"},
     "large epsilon": {"norm_eps": 0.1},
+    **STEPS,
+    **{f"core, {name}": core for name, core in CORES.items()},
+    "core, applied once": {
+        "core": [0, 1],
+        "injection": "linear",
+        "core_combination": "router",
+    },
+    "core, experts": EXPERTS | {"core": [1, 1], "core_loops": 2},
+    "core, scale and shift": {
+        "core": [0, 1],
+        "core_loops": 2,
+        "step_conditioning": "film",
+        "core_combination": "router",
+        "step_index": "one_based",
+    },
 }
 
 
@@ -102,6 +119,8 @@ def small_configs(draw) -> ModelConfig:
     n_heads = n_kv_heads * draw(st.integers(1, 2))
     kind = st.sampled_from(get_args(BlockKind))
     loops, deep, wide = st.integers(1, 3), st.integers(2, 20), st.integers(2, 40)
+    step_kv = st.sampled_from(["own", "first"])
+    core = draw(st.lists(st.integers(0, n_layers - 1), min_size=2, max_size=2))
 
     def by_layer(values):
         return st.lists(values, min_size=n_layers, max_size=n_layers)
@@ -115,6 +134,13 @@ def small_configs(draw) -> ModelConfig:
         max_seq_len=6,
         block=draw(kind | by_layer(kind)),
         loops=draw(loops | by_layer(loops)),
+        untied_steps=draw(st.booleans() | by_layer(st.booleans())),
+        step_kv=draw(step_kv | by_layer(step_kv)),
+        deep_ffn=draw(st.booleans() | by_layer(st.booleans())),
+        core=draw(st.none() | st.just(sorted(core))),
+        core_loops=draw(loops),
+        injection=draw(st.sampled_from(["none", "add", "linear"])),
+        core_combination=draw(st.sampled_from(["final", "router"])),
         d_ffn=draw(deep | by_layer(deep)),
         d_ffn_wide=draw(wide | by_layer(wide)),
         ffn_multiple_of=draw(st.sampled_from([1, 4])),
@@ -314,6 +340,7 @@ def errors(
     }
     expected = reference.logits(weights, config, tokens)
     model = with_weights(config, weights)
+    assert dict(model.named_parameters()).keys() == weights.keys()
     actual = model(tokens)
     rng = torch.Generator().manual_seed(2)
     cotangent = torch.randn(expected.shape, generator=rng, dtype=expected.dtype)

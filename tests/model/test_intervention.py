@@ -249,7 +249,7 @@ def test_the_two_gates_are_shuffled_independently():
     position."""
     draw = torch.Generator().manual_seed(0)
     sequences = torch.randint(2**40, (4000, 4), generator=draw)
-    (order_B2T,) = shuffled_positions(sequences, None, applications=1, seed=0)
+    (order_B2T,) = shuffled_positions(sequences, None, 1, seed=0)
     for position in range(4):
         pairs = order_B2T[:, 0, position] * 4 + order_B2T[:, 1, position]
         counts = pairs.bincount(minlength=16).double()

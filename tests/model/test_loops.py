@@ -14,9 +14,11 @@ from dualpath_cli.spec.config import ModelConfig
 from tests.model import decoding_reference, reference
 from tests.model.reference import Stream, Weights, difference, random_tokens
 from tests.model.small_models import (
+    CORES,
     OUTPUTS,
     SHOWS,
     SMALL,
+    STEPS,
     UNEVEN,
     small,
     traced,
@@ -42,7 +44,13 @@ FORCED = VARIANTS | {
     "mean of the steps": {"combination": "mean"},
     "mean, trained with one": {"combination": "mean", "loops": 1},
 }
-HALTED = VARIANTS | {"five loops": {"loops": 5}}
+HALTED = VARIANTS | {
+    "five loops": {"loops": 5},
+    "core, routed": CORES["routed"],
+    "core, routed alone": CORES["routed"] | {"block": "wide"},
+    "core, not routed": CORES["added input"],
+    **STEPS,
+}
 learned_path = reference.deep_path
 
 

@@ -23,8 +23,10 @@ from dualpath_cli.training.optim import build_optimizer
 from tests.model.reference import random_tokens
 from tests.model.small_models import (
     ALL_KINDS,
+    CORES,
     MEDIUM,
     SMALL,
+    STEPS,
     TOKENS,
     UNEVEN,
     medium,
@@ -41,7 +43,7 @@ VARIANTS = [
     small(step_conditioning="film"),
     small(**UNEVEN),
     small(n_experts=3, top_k=1),
-    small(core=[0, 1], core_loops=2, injection="linear", core_combination="router"),
+    *(small(**changes) for changes in (CORES | STEPS).values()),
 ]
 
 
@@ -77,7 +79,8 @@ def test_who_meets_an_unknown_parameter_refuses_it_by_name():
 
 
 def test_kinds_are_what_their_names_say():
-    model = DualPathLM(small(step_conditioning="film"))
+    core = CORES["routed"] | {"injection": "linear"}
+    model = DualPathLM(small(step_conditioning="film", **core))
     members: dict[str, set[str]] = {}
     for name, parameter in model.named_parameters():
         kind, group = kind_of(name).kind, kind_of(name).group
@@ -91,13 +94,14 @@ def test_kinds_are_what_their_names_say():
         "hidden": {
             *(f"attn.{one}_proj.weight" for one in "qkvo"),
             *(f"ffn.{one}_proj.weight" for one in ("gate", "up", "down")),
+            "core.injection.weight",
         },
         "embedding": {"embed.weight"},
         "head": {"head.weight"},
-        "router": {"deep.router.weight"},
+        "router": {"deep.router.weight", "core.router.weight"},
         "gate": {"gate.proj.weight"},
         "gains": {"deep.gains", "wide.gain"},
-        "biases": {"deep.router.bias", "gate.proj.bias"},
+        "biases": {"deep.router.bias", "gate.proj.bias", "core.router.bias"},
         "conditioning": {"deep.film"},
     }
 
