@@ -26,6 +26,7 @@ from dualpath_cli.compare.runs import AGGREGATE, TrainedRun
 from dualpath_cli.flops import count
 from dualpath_cli.recipe.keys import SCALED_RATES
 from dualpath_cli.recipe.schedule import loop_counts
+from dualpath_cli.recipe.settings import Settings
 from dualpath_cli.report.bootstrap import Floats
 from dualpath_cli.spec.config import ModelConfig
 
@@ -67,7 +68,8 @@ class Configuration:
     # per token and layer; of an expanded model over the layers of the others
     flops_linear: float
     flops_total: float  # the same with router and attention scores
-    # mean of `flops_total` over steps, which may run other numbers of loops
+    # of training, as forward passes: the mean over steps, which may run other numbers
+    # of loops, or train only the last
     flops_trained: float
     kv_bytes: int  # keys and values of a token in all layers, in bf16
     rows: tuple[ScoreRow, ...]  # by set and seed; with --best lr at the best rate
@@ -251,14 +253,12 @@ def _configuration(
     name: str, runs: tuple[TrainedRun, ...], fewest_layers: int
 ) -> Configuration:
     model = runs[0].settings.model
-    steps = loop_counts(runs[0].settings.run)
     family = _family(model, fewest_layers)
 
-    layers = count.flops_by_layer(model)
-    of_deep = sum(layer.deep for layer in layers)
-    of_wide = sum(layer.wide for layer in layers)
-    linear = sum(layer.linear_total for layer in layers)
-    trained = count.over_loops(_total_flops, model, steps)
+    flops = count.all_flops(model)
+    of_deep = sum(layer.deep for layer in flops)
+    of_wide = sum(layer.wide for layer in flops)
+    linear = sum(layer.linear_total for layer in flops)
 
     # Runs have a rate of their own only with --best lr.
     rows = _rows_of(runs)
@@ -279,8 +279,8 @@ def _configuration(
         tokens=runs[0].tokens,
         parameters=count.parameters(model),
         flops_linear=linear / fewest_layers,
-        flops_total=_total_flops(model) / fewest_layers,
-        flops_trained=trained / fewest_layers,
+        flops_total=count.total_flops(model) / fewest_layers,
+        flops_trained=_trained_flops(runs[0].settings) / fewest_layers,
         kv_bytes=count.kv_bytes(model),
         rows=tuple(rows),
         seconds_per_token=median(1 / run.tokens_per_second for run in runs),
@@ -301,8 +301,18 @@ def _family(model: ModelConfig, fewest_layers: int) -> Family:
     return "expanded" if model.n_layers > fewest_layers else "wide"
 
 
-def _total_flops(model: ModelConfig) -> int:
-    return sum(layer.total for layer in count.flops_by_layer(model))
+def _trained_flops(settings: Settings) -> float:
+    """FLOPs per token of training, as those of forward passes, without the head.
+
+    The mean over steps. A step costs three forward passes if all gets gradients.
+    """
+    counted = count.training_flops_of(settings.run)
+
+    def as_forward(model: ModelConfig) -> float:
+        return counted(model) / 3 - count.head_flops(model)
+
+    steps = loop_counts(settings.run)
+    return count.over_loops(as_forward, settings.model, steps)
 
 
 def _rows_of(runs: Sequence[TrainedRun]) -> list[ScoreRow]:

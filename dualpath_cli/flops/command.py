@@ -23,6 +23,7 @@ from dualpath_cli.flops.description import (
 )
 from dualpath_cli.flops.plan import STRATEGIES, Cluster, Memory, Strategy, plan
 from dualpath_cli.flops.widths import TOLERANCE
+from dualpath_cli.recipe.schedule import loop_counts
 from dualpath_cli.recipe.settings import OptimSettings, RunSettings
 from dualpath_cli.report.table import LOG_WIDTH, Column, Table, show
 from dualpath_cli.spec.config import by_layer
@@ -305,7 +306,7 @@ def _numbers(description: Description) -> list[tuple[str, Any]]:
     if ratio := description.budget_ratio:
         spent = "linear + attention" if description.matched else "linear total"
         lines.append((f"ratio to the budget, {spent}", f"{ratio:.4f}"))
-    mean = ", mean of steps" if description.step_loops else ""
+    mean = ", mean of steps" if loop_counts(description.run) else ""
     lines.append((f"training FLOPs per token{mean}", description.training_flops))
     if description.names_hardware or description.target is not None:
         lines.append(("training hours", _hours(description.hours)))
@@ -358,10 +359,16 @@ def _note_on_training(description: Description) -> str:
     sustain = f"{options.gpus} GPUs that each sustain"
     if options.gpus == 1:
         sustain = "1 GPU that sustains"
+    run = description.run
+    counted = "at three forward passes a token, head included"
+    if run.backprop_loops is not None or run.loop_losses:
+        counted = (
+            f"with run.backprop_loops={run.backprop_loops} and "
+            f"run.loop_losses={run.loop_losses:g}"
+        )
     note = (
         f"Training: {description.tokens:,} tokens on {sustain} "
-        f"{options.sustained / 1e12:g} TFLOP/s, at three forward passes a token, "
-        "head included."
+        f"{options.sustained / 1e12:g} TFLOP/s, {counted}."
     )
     if description.names_hardware:
         return note

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial, reduce
+from functools import reduce
 from typing import Any, Literal
 
 from dualpath_cli.base.errors import UserError
@@ -18,7 +18,7 @@ from dualpath_cli.flops import count
 from dualpath_cli.flops.widths import FlopMatch, Target, solve_widths, solve_within
 from dualpath_cli.recipe.recipes import Recipe, load_recipe, merge
 from dualpath_cli.recipe.schedule import check_loops, loop_counts
-from dualpath_cli.recipe.settings import Settings, settings_from
+from dualpath_cli.recipe.settings import RunSettings, Settings, settings_from
 from dualpath_cli.spec.config import RANGES, BlockKind, ModelConfig
 from dualpath_cli.spec.own_checks import import_classes
 
@@ -186,9 +186,7 @@ class Description:
     tokens: int  # of training
     target: Target | None = None  # of the solved widths; None for a recipe's model
     clamped: tuple[str, ...] = ()  # names of solved widths above their share
-    step_loops: Mapping[int, float] = field(default_factory=dict)
-    """Training steps that run each number of loops; empty where all run the model's
-    own."""
+    run: RunSettings = field(default_factory=RunSettings)  # of a recipe
 
     @property
     def matched(self) -> Target | None:
@@ -217,8 +215,8 @@ class Description:
     @property
     def training_flops(self) -> float:
         """FLOPs of one token in training, head included, averaged over steps."""
-        counted = partial(count.training_flops_per_token, seq_len=self.seq_len)
-        return count.over_loops(counted, self.config, self.step_loops)
+        counted = count.training_flops_of(self.run, self.seq_len)
+        return count.over_loops(counted, self.config, loop_counts(self.run))
 
     @property
     def names_hardware(self) -> bool:
@@ -300,7 +298,7 @@ def describe_recipe(options: Flops, settings: Settings) -> Description:
         reading=_reading_of(config),
         seq_len=options.seq_len or config.max_seq_len,
         tokens=run.max_tokens,
-        step_loops=loop_counts(run),
+        run=run,
     )
 
 

@@ -26,6 +26,7 @@ from dualpath_cli.flops.widths import (
     ways_out,
 )
 from dualpath_cli.model.language_model import DualPathLM
+from dualpath_cli.model.layer_pass import AuxiliaryLoss, ModelPass
 from dualpath_cli.spec.config import (
     COMBINATIONS,
     GATE_OUTPUTS,
@@ -274,6 +275,32 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "d_ffn_wide": 96,
         "balance": "loss",
     },
+    "steps that share keys and values": {"step_kv": "first", "n_kv_heads": 2},
+    "attention-only steps": {"deep_ffn": False, "d_ffn": None},
+    "untied steps": {"untied_steps": True},
+    "untied steps that share keys and values": {
+        "block": "loop",
+        "untied_steps": True,
+        "step_kv": "first",
+        "deep_ffn": False,
+    },
+    "core": {"block": "wide", "n_layers": 4, "core": [1, 2], "core_loops": 3},
+    "core of all kinds, injected and routed": {
+        "block": [*KINDS],
+        "n_layers": len(KINDS),
+        "loops": 2,
+        "core": [0, 1],
+        "core_loops": 3,
+        "injection": "linear",
+        "core_combination": "router",
+    },
+    "core with an added input": {
+        "block": ["dual", "loop", "wide"],
+        "n_layers": 3,
+        "core": [1, 1],
+        "core_loops": 2,
+        "injection": "add",
+    },
     **{gate: {"gate": gate} for gate in GATE_OUTPUTS},
     **{combination: {"combination": combination} for combination in COMBINATIONS},
 }
@@ -309,12 +336,42 @@ def test_flops_are_those_that_pytorch_counts(config):
     1). And it takes every query with every key, of which a causal pass needs half.
     """
     products, attention = counted(config)
-    layers = flops.flops_by_layer(config)
+    layers = flops.all_flops(config)
     d, tokens = config.d_model, BATCH * config.max_seq_len
     linear = sum(layer.linear_total for layer in layers)
     router = sum(layer.router for layer in layers) * d // (d + 1)
     assert products == tokens * (linear + router + flops.head_flops(config))
     assert attention == 2 * tokens * sum(layer.attention_scores for layer in layers)
+
+
+LOOPED = {name: VARIANTS[name] for name in VARIANTS if "core" in name or "step" in name}
+
+
+@pytest.mark.parametrize("last", [None, 1, 2])
+@pytest.mark.parametrize("changes", LOOPED.values(), ids=LOOPED)
+def test_training_flops_are_those_that_pytorch_counts(changes, last):
+    """But for the router, whose gradients are counted as if all its inputs had one."""
+    config = small(**changes)
+    model = DualPathLM(config, seed=0)
+    tokens = torch.zeros(BATCH, config.max_seq_len, dtype=torch.long)
+    for loop_losses in (0.0, 1.0):
+        auxiliary = AuxiliaryLoss(loop_losses)
+        counter = FlopCounterMode(display=False)
+        with counter, sdpa_kernel(SDPBackend.MATH):
+            losses_BT = model(
+                tokens,
+                tokens,
+                auxiliary=auxiliary,
+                model_pass=ModelPass(backprop_loops=last),
+            )
+            (losses_BT.mean() + auxiliary.total).backward()
+
+        # Of the doubled length, half of the attention scores are all of this one.
+        planned = flops.training_flops_per_token(
+            config, 2 * config.max_seq_len, last, bool(loop_losses)
+        )
+        found = counter.get_total_flops() / tokens.numel()
+        assert planned == pytest.approx(found, rel=5e-3)
 
 
 @settings(max_examples=30, deadline=None)
