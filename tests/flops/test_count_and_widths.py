@@ -3,6 +3,7 @@ model."""
 
 from collections import Counter
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any, get_args
 
 import pytest
@@ -31,7 +32,9 @@ from dualpath_cli.spec.config import (
     COMBINATIONS,
     GATE_OUTPUTS,
     BlockKind,
+    Injection,
     ModelConfig,
+    StepKv,
 )
 from tests.flops.paper import CONFIGURATIONS
 
@@ -41,6 +44,8 @@ each_configuration = pytest.mark.parametrize(
 
 
 def with_gate(gate: str, d_model: int, **fields: Any) -> Target:
+    if fields["block"] == "loop":  # without a feed-forward it has no width
+        fields["deep_ffn"] = True
     return Target(
         d_model=d_model, gate_flops=2 * d_model * GATE_OUTPUTS[gate], **fields
     )
@@ -58,6 +63,12 @@ targets = st.builds(
     n_kv_heads=st.sampled_from([3, 12]),
     seq_len=st.sampled_from([128, 4096]),
     multiple_of=st.sampled_from([1, 8, 64, 256]),
+    step_kv=st.sampled_from(get_args(StepKv)),
+    deep_ffn=st.booleans(),
+    n_layers=st.just(4),
+    core_layers=st.integers(0, 4),
+    core_loops=st.integers(1, 4),
+    injection=st.sampled_from(get_args(Injection)),
 )
 
 
@@ -78,7 +89,15 @@ def small(**changes: Any) -> ModelConfig:
 
 
 def model(target: Target, d_ffn: int | None, d_ffn_wide: int | None) -> ModelConfig:
-    """A model with a target's backbone and gate, and these widths, in its multiple."""
+    """A model with a target's backbone, gate and core, and these widths, in its
+    multiple."""
+    core: dict[str, Any] = {}
+    if target.core_layers:
+        core = {
+            "core": [0, target.core_layers - 1],
+            "core_loops": target.core_loops,
+            "injection": target.injection,
+        }
     outputs = target.off_the_top / (2 * target.d_model)
     gate = next((gate for gate, n in GATE_OUTPUTS.items() if n == outputs), "two_gates")
     return ModelConfig(
@@ -92,7 +111,19 @@ def model(target: Target, d_ffn: int | None, d_ffn_wide: int | None) -> ModelCon
         d_ffn=d_ffn,
         d_ffn_wide=d_ffn_wide,
         ffn_multiple_of=target.multiple_of,
+        step_kv=target.step_kv,
+        deep_ffn=target.deep_ffn,
+        n_layers=target.n_layers,
+        **core,
     )
+
+
+def linear_and_scores(config: ModelConfig) -> tuple[Fraction, Fraction]:
+    """FLOPs per token and layer, counted from all layers."""
+    layers = flops.all_flops(config)
+    linear = sum(layer.linear_total for layer in layers)
+    scores = sum(layer.attention_scores for layer in layers)
+    return Fraction(linear, config.n_layers), Fraction(scores, config.n_layers)
 
 
 # The paper's tables
@@ -123,12 +154,15 @@ def solved(target: Target) -> tuple[int | None, int | None]:
 def test_solved_flops_stay_within_the_budget_and_one_multiple_of_it(target):
     """Under match total the budget grows by what a dual block's attention takes
     more."""
-    layer = flops.layer_flops(model(target, *solved(target)).layers[0])
-    budget, linear = target.budget, layer.linear_total
+    config = model(target, *solved(target))
+    linear, scores = linear_and_scores(config)
+    budget: Fraction | int = target.budget
     if target.match == "total":
         dual = flops.passes("dual", target.loops) * 2 * target.seq_len * target.d_model
-        budget += dual - layer.attention_scores
-    step = 6 * target.d_model * target.multiple_of  # one multiple of one pass
+        budget += dual - scores
+    # one multiple of one pass, in all applications of a layer
+    step = 6 * target.d_model * target.multiple_of
+    step *= Fraction(len(config.applications()), config.n_layers)
     if target.block == "wide":
         assert budget <= linear < budget + 2 * step
     else:
@@ -140,11 +174,11 @@ def test_solved_flops_stay_within_the_budget_and_one_multiple_of_it(target):
 def distance(target: Target) -> float:
     """How far the solved model's linear FLOPs and attention scores are from the sum
     wanted."""
-    layer = flops.layer_flops(model(target, *in_multiple(target)).layers[0])
+    spent = sum(linear_and_scores(model(target, *in_multiple(target))))
     sum_of_dual = target.budget + 2 * target.seq_len * target.d_model * (
         1 + target.loops
     )
-    return abs((layer.linear_total + layer.attention_scores) / sum_of_dual - 1)
+    return float(abs(spent / sum_of_dual - 1))
 
 
 def in_multiple(target: Target) -> tuple[int | None, int | None]:
@@ -208,6 +242,19 @@ def test_a_width_is_raised_to_a_multiple_only_while_its_exact_value_is_positive(
     assert {name: c for name, c in clamped.items() if c} == {"f80m_a25_k4": ("d_ffn",)}
     with pytest.raises(UserError, match="alpha 24 or K=3 or a budget of"):
         solve_widths(Target(budget=80_000_000, alpha=20, loops=4))
+
+
+@given(targets)
+def test_what_a_target_says_is_spent_is_what_is_counted(target):
+    widths = solved(target)
+    linear, scores = linear_and_scores(model(target, *widths))
+    in_total = target.match == "total"
+    assert target.spent(*widths) == linear + (scores if in_total else 0)
+
+
+def test_a_loop_block_without_a_feed_forward_has_no_width_to_solve():
+    with pytest.raises(UserError, match="no width to solve"):
+        solve_widths(Target(budget=80_000_000, block="loop", deep_ffn=False))
 
 
 # Sizes
