@@ -26,13 +26,14 @@ from dualpath_cli.compare.runs import AGGREGATE, TrainedRun
 from dualpath_cli.flops import count
 from dualpath_cli.recipe.keys import SCALED_RATES
 from dualpath_cli.recipe.schedule import loop_counts
+from dualpath_cli.recipe.settings import Settings
 from dualpath_cli.report.bootstrap import Floats
 from dualpath_cli.spec.config import ModelConfig
 
-Family = Literal["wide", "expanded", "loop", "dual"]
-FAMILIES: tuple[Family, ...] = ("wide", "expanded", "loop", "dual")
+Family = Literal["wide", "expanded", "core", "loop", "dual"]
+FAMILIES: tuple[Family, ...] = ("wide", "expanded", "core", "loop", "dual")
 """In the order of tables. An expanded model is wide, with more layers than others of
-its budget."""
+its budget; one of family core is wide, with a stretch of layers that is repeated."""
 
 RATE_IN_NAME = re.compile(r"-lr_[\d.]+(e-?\d+)?")  # as a sweep names its recipes
 
@@ -67,7 +68,8 @@ class Configuration:
     # per token and layer; of an expanded model over the layers of the others
     flops_linear: float
     flops_total: float  # the same with router and attention scores
-    # mean of `flops_total` over steps, which may run other numbers of loops
+    # of training, as forward passes: the mean over steps, which may run other numbers
+    # of loops, or train only the last
     flops_trained: float
     kv_bytes: int  # keys and values of a token in all layers, in bf16
     rows: tuple[ScoreRow, ...]  # by set and seed; with --best lr at the best rate
@@ -79,6 +81,10 @@ class Configuration:
     best_rate: float | None = None  # with --best lr
     # with --best lr, why the best rate may lie outside of the tried ones
     edge: str = ""
+    # layers that are repeated, and how repetitions are joined: 4-11 linear
+    core: str | None = None
+    core_loops: int | None = None  # R; None without a core
+    steps: str | None = None  # where steps of deep paths share other than usual
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -240,25 +246,30 @@ def _group(budget: int, tokens: int, members: Sequence[Siblings]) -> Group:
     )
 
 
-def _place_of(c: Configuration) -> tuple[int, float, int, list[int], str]:
+def _place_of(c: Configuration) -> tuple[int, float, int, int, list[int], str]:
     """Sorts rows as the paper's table does: by family, share of the deep path, loops;
     layers."""
     numbers = [int(digits) for digits in re.findall(r"_layer(\d+)", c.name)]
-    return FAMILIES.index(c.family), round(c.alpha or 0), c.loops or 0, numbers, c.name
+    return (
+        FAMILIES.index(c.family),
+        round(c.alpha or 0),
+        c.loops or 0,
+        c.core_loops or 0,
+        numbers,
+        c.name,
+    )
 
 
 def _configuration(
     name: str, runs: tuple[TrainedRun, ...], fewest_layers: int
 ) -> Configuration:
     model = runs[0].settings.model
-    steps = loop_counts(runs[0].settings.run)
     family = _family(model, fewest_layers)
 
-    layers = count.flops_by_layer(model)
-    of_deep = sum(layer.deep for layer in layers)
-    of_wide = sum(layer.wide for layer in layers)
-    linear = sum(layer.linear_total for layer in layers)
-    trained = count.over_loops(_total_flops, model, steps)
+    flops = count.all_flops(model)
+    of_deep = sum(layer.deep for layer in flops)
+    of_wide = sum(layer.wide for layer in flops)
+    linear = sum(layer.linear_total for layer in flops)
 
     # Runs have a rate of their own only with --best lr.
     rows = _rows_of(runs)
@@ -275,12 +286,15 @@ def _configuration(
         family,
         alpha=100 * of_deep / (of_deep + of_wide) if family == "dual" else None,
         loops=model.most_loops if family in ("loop", "dual") else None,
+        core=_core(model),
+        core_loops=None if model.core is None else model.core_loops,
+        steps=_steps(model),
         layers=model.n_layers,
         tokens=runs[0].tokens,
         parameters=count.parameters(model),
         flops_linear=linear / fewest_layers,
-        flops_total=_total_flops(model) / fewest_layers,
-        flops_trained=trained / fewest_layers,
+        flops_total=count.total_flops(model) / fewest_layers,
+        flops_trained=_trained_flops(runs[0].settings) / fewest_layers,
         kv_bytes=count.kv_bytes(model),
         rows=tuple(rows),
         seconds_per_token=median(1 / run.tokens_per_second for run in runs),
@@ -298,11 +312,52 @@ def _family(model: ModelConfig, fewest_layers: int) -> Family:
         return "dual"
     if "loop" in kinds:
         return "loop"
+    if model.core is not None and model.core_loops > 1:
+        return "core"
     return "expanded" if model.n_layers > fewest_layers else "wide"
 
 
-def _total_flops(model: ModelConfig) -> int:
-    return sum(layer.total for layer in count.flops_by_layer(model))
+def _core(model: ModelConfig) -> str | None:
+    """Such as `4-11`, or `4-11 linear router`."""
+    if model.core is None:
+        return None
+
+    first, last = model.core
+    words = [f"{first}-{last}"]
+    if model.injection != "none":
+        words.append(model.injection)
+    if model.routes_core:
+        words.append("router")
+    return " ".join(words)
+
+
+def _steps(model: ModelConfig) -> str | None:
+    """Such as `untied, first k/v, no FFN`; None where steps share as usual."""
+    deep = [layer for layer in model.layers if layer.block != "wide"]
+    several = [layer for layer in deep if layer.loops > 1]
+
+    words = []
+    if any(layer.untied_steps for layer in several):
+        words.append("untied")
+    if any(layer.step_kv == "first" for layer in several):
+        words.append("first k/v")
+    if any(not layer.deep_ffn for layer in deep):
+        words.append("no FFN")
+    return ", ".join(words) or None
+
+
+def _trained_flops(settings: Settings) -> float:
+    """FLOPs per token of training, as those of forward passes, without the head.
+
+    The mean over steps. A step costs three forward passes if all gets gradients.
+    """
+    counted = count.training_flops_of(settings.run)
+
+    def as_forward(model: ModelConfig) -> float:
+        return counted(model) / 3 - count.head_flops(model)
+
+    steps = loop_counts(settings.run)
+    return count.over_loops(as_forward, settings.model, steps)
 
 
 def _rows_of(runs: Sequence[TrainedRun]) -> list[ScoreRow]:

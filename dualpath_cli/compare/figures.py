@@ -113,8 +113,14 @@ def _draw_quality(ax: Axes, group: Group) -> None:
 
 
 def _marker(configuration: Configuration) -> str:
-    """By K, which is 1 for one path without loops."""
-    return MARKERS.get(configuration.loops or 1, "X")
+    """By K, or R of a repeated core; 1 for one path without loops."""
+    return MARKERS.get(_repeats(configuration), "X")
+
+
+def _repeats(configuration: Configuration) -> int:
+    if configuration.family == "core":
+        return configuration.core_loops or 1
+    return configuration.loops or 1
 
 
 def _lines(group: Group) -> dict[str, list[Configuration]]:
@@ -138,6 +144,7 @@ def _legend(configurations: Sequence[Configuration]) -> list[Line2D]:
     names = {
         "wide": "PureWide",
         "expanded": "expanded",
+        "core": "repeated core",
         "loop": "PureLoop",
         "dual": "dual path",
     }
@@ -146,9 +153,10 @@ def _legend(configurations: Sequence[Configuration]) -> list[Line2D]:
         for family in FAMILIES
         if any(c.family == family for c in configurations)
     ]
-    markers = {c.loops or 1: _marker(c) for c in configurations}
+    markers = {_repeats(c): _marker(c) for c in configurations}
+    letters = "K or R" if any(c.family == "core" for c in configurations) else "K"
     for loops, shape in sorted(markers.items()):
-        label = f"K = {loops}"
+        label = f"{letters} = {loops}"
         handles.append(
             Line2D([], [], color=MUTED, marker=shape, linestyle="none", label=label)
         )

@@ -41,6 +41,9 @@ def _microseconds(value: float) -> str:
 COSTS = {
     "alpha": Column("α", ".0f"),
     "loops": Column("K", "d"),
+    "steps": Column("steps"),
+    "core": Column("core"),
+    "core_loops": Column("R", "d"),
     "expected_loops": Column("loops", ".2f"),
     "layers": Column("layers", "d"),
     "parameters": Column("params", count),
@@ -59,8 +62,12 @@ COSTS = {
 }
 """What a configuration is and costs: columns of table.csv, and of tables."""
 
+OF_LOOPS = ("steps", "core", "core_loops")
+"""Columns of table.csv only where a configuration has a value."""
+
 NOTES = {
     "alpha": "α in %",
+    "core": "core: layers that are applied R times",
     "expected_loops": "loops: expected by the router, as last logged in training",
     "total_flops": "FLOPs: per token and layer",
     "kv_bytes_per_token": "KV bytes: of a cache in bf16, all layers",
@@ -87,6 +94,9 @@ def costs_of(c: Configuration, wide: Configuration | None) -> dict[str, Any]:
     return {
         "alpha": c.alpha,
         "loops": c.loops,
+        "steps": c.steps,
+        "core": c.core,
+        "core_loops": c.core_loops,
         "expected_loops": c.expected_loops,
         "layers": c.layers,
         "parameters": c.parameters,
@@ -367,6 +377,9 @@ def records_of_groups(
             records.append(names | costs_of(c, group.wide) | means | errors)
 
     columns = dict.fromkeys(column for record in records for column in record)
+    for name in OF_LOOPS:
+        if all(record[name] is None for record in records):
+            del columns[name]
     return records, list(columns)
 
 

@@ -23,9 +23,10 @@ from dualpath_cli.flops.description import (
 )
 from dualpath_cli.flops.plan import STRATEGIES, Cluster, Memory, Strategy, plan
 from dualpath_cli.flops.widths import TOLERANCE
+from dualpath_cli.recipe.schedule import loop_counts
 from dualpath_cli.recipe.settings import OptimSettings, RunSettings
 from dualpath_cli.report.table import LOG_WIDTH, Column, Table, show
-from dualpath_cli.spec.config import by_layer
+from dualpath_cli.spec.config import ModelConfig, by_layer
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,11 @@ class MemoryPlans:
 
     def record(self) -> dict[str, Any]:
         by_strategy = {name: vars(memory) for name, memory in self.by_strategy.items()}
-        return vars(self.cluster) | by_strategy
+        cluster = dict(vars(self.cluster))
+        for name in ("backprop_loops", "loop_losses"):
+            if not cluster[name]:
+                del cluster[name]
+        return cluster | by_strategy
 
 
 @dataclass(frozen=True)
@@ -96,18 +101,35 @@ def _print(printed: PrintedTable) -> None:
 
 def _name_idle_options(options: Flops) -> None:
     """On stderr, so that JSON on stdout stays loadable."""
-    idle = {
-        "alpha": options.block != "dual",
-        "loops": options.block == "wide" and options.match != "total",
-        "experts": options.block == "loop",
-        "top_k": not options.experts,
-    }
-    for name, is_idle in idle.items():
-        if is_idle and name in options.given:
-            note = f"{flag(name)} has no effect on block '{options.block}'"
-            if name == "top_k":
-                note += " without --experts"
-            say(f"dualpath flops: note: {note}")
+    block = f"on block '{options.block}'"
+    without_core = "without --core and --core-loops above 1"
+    repeats = options.core is not None and options.core_loops > 1
+    has_steps = options.block != "wide" and options.loops > 1
+
+    # each with the reason for which it is idle
+    idle: dict[str, str] = {}
+    if options.no_deep_ffn:
+        idle["alpha"] = "with --no-deep-ffn"
+    if options.block != "dual":
+        idle["alpha"] = block
+    if options.block == "wide":
+        idle["no_deep_ffn"] = block
+        if options.match != "total":
+            idle["loops"] = block
+    if not has_steps:
+        steps = f"{block} with --loops 1" if options.block != "wide" else block
+        idle |= dict.fromkeys(("untied_steps", "step_kv"), steps)
+    if not repeats:
+        names = ("core", "core_loops", "injection", "core_combination")
+        idle |= dict.fromkeys(names, without_core)
+    if options.block == "loop":
+        idle["experts"] = block
+    if not options.experts:
+        idle["top_k"] = f"{block} without --experts"
+
+    for name in options.given:
+        if name in idle:
+            say(f"dualpath flops: note: {flag(name)} has no effect {idle[name]}")
 
 
 def _plans(
@@ -154,6 +176,8 @@ def _cluster(
         reduce_bytes=2 if run.reduce_dtype == "bfloat16" else 4,
         optimizer=optim.name,
         checkpointing="selective" if checkpointing == "auto" else checkpointing,
+        backprop_loops=run.backprop_loops,
+        loop_losses=run.loop_losses > 0,
     )
 
 
@@ -245,7 +269,8 @@ def _title(description: Description) -> list[str]:
 
     target = description.target
     if target is not None:
-        split = f", alpha {target.alpha:g} %" if target.block == "dual" else ""
+        alpha = description.alpha
+        split = "" if alpha is None else f", alpha {alpha:g} %"
         budget = f"budget {format_size(target.budget)} linear FLOPs per token and layer"
         title = [f"{target.block} block{deep}{split}, {budget}"]
     else:
@@ -253,6 +278,7 @@ def _title(description: Description) -> list[str]:
         kinds = " + ".join(f"{len(list(blocks))} {kind}" for kind, blocks in runs)
         title = [f"{kinds} blocks{deep}"]
 
+    title += _loops(config)
     if matched := description.matched:
         title.append(
             f"matched in total: linear + attention scores = {matched.matched_budget:,} "
@@ -264,6 +290,32 @@ def _title(description: Description) -> list[str]:
         f"{description.seq_len} tokens a sequence"
     )
     return title
+
+
+def _loops(config: ModelConfig) -> list[str]:
+    """A line for the core, and one for the steps of deep paths that share other than
+    usual."""
+    lines = []
+    if config.core is not None:
+        first, last = config.core
+        core = f"core: layers {first} to {last}, R = {config.core_loops}"
+        if config.injection != "none":
+            core += f", injection {config.injection}"
+        if config.routes_core:
+            core += ", routed"
+        lines.append(core)
+
+    steps = []
+    deep = [layer for layer in config.layers if layer.block != "wide"]
+    if any(layer.untied_steps for layer in deep):
+        steps.append("a sublayer each")
+    if any(layer.step_kv == "first" for layer in deep):
+        steps.append("keys and values of the first")
+    if any(not layer.deep_ffn for layer in deep):
+        steps.append("without feed-forward")
+    if steps:
+        lines.append(f"steps: {', '.join(steps)}")
+    return lines
 
 
 def _numbers(description: Description) -> list[tuple[str, Any]]:
@@ -286,7 +338,11 @@ def _numbers(description: Description) -> list[tuple[str, Any]]:
 
     k = record["loops"]
     looped = _times(k) if isinstance(k, int) else f"K = {by_layer(k)}"
-    passes = fmean(count.passes(own.block, own.loops) for own in config.layers)
+    if config.core is not None:
+        looped = f"K = {by_layer(k)}, with repetitions"
+    passes = fmean(
+        own.core_loops * count.passes(own.block, own.loops) for own in config.layers
+    )
     mixed = " (mean of layers)" if len(set(config.layers)) > 1 else ""
     lines += [
         ("parameters", record["params"]),
@@ -296,6 +352,7 @@ def _numbers(description: Description) -> list[tuple[str, Any]]:
         (f"  deep path, {looped}", layer["deep"]),
         ("  wide path", layer["wide"]),
         ("  gate", layer["gate"]),
+        ("  injection", layer.get("injection")),
         ("  linear total", layer["linear_total"]),
         ("  router", layer["router"]),
         (f"  attention scores, {_times(passes)}", layer["attention_scores"]),
@@ -305,7 +362,7 @@ def _numbers(description: Description) -> list[tuple[str, Any]]:
     if ratio := description.budget_ratio:
         spent = "linear + attention" if description.matched else "linear total"
         lines.append((f"ratio to the budget, {spent}", f"{ratio:.4f}"))
-    mean = ", mean of steps" if description.step_loops else ""
+    mean = ", mean of steps" if loop_counts(description.run) else ""
     lines.append((f"training FLOPs per token{mean}", description.training_flops))
     if description.names_hardware or description.target is not None:
         lines.append(("training hours", _hours(description.hours)))
@@ -358,10 +415,16 @@ def _note_on_training(description: Description) -> str:
     sustain = f"{options.gpus} GPUs that each sustain"
     if options.gpus == 1:
         sustain = "1 GPU that sustains"
+    run = description.run
+    counted = "at three forward passes a token, head included"
+    if run.backprop_loops is not None or run.loop_losses:
+        counted = (
+            f"with run.backprop_loops={run.backprop_loops} and "
+            f"run.loop_losses={run.loop_losses:g}"
+        )
     note = (
         f"Training: {description.tokens:,} tokens on {sustain} "
-        f"{options.sustained / 1e12:g} TFLOP/s, at three forward passes a token, "
-        "head included."
+        f"{options.sustained / 1e12:g} TFLOP/s, {counted}."
     )
     if description.names_hardware:
         return note

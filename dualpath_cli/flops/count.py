@@ -22,10 +22,12 @@ but one.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 
 from dualpath_cli.flops import shapes
+from dualpath_cli.recipe.settings import RunSettings
 from dualpath_cli.spec.config import (
     COMBINATIONS,
     GATE_OUTPUTS,
@@ -143,6 +145,9 @@ def _ffn_flops(layer: LayerConfig, d_ffn: int | None) -> int:
 
 def core_flops(config: ModelConfig) -> LayerFlops:
     """Forward FLOPs per token of the core besides those of its layers."""
+    if config.core is None:
+        return LayerFlops(0, 0, 0, 0, 0)
+
     between = config.core_loops - 1  # repetitions but the first, or but the last
     d = config.d_model
     injection = between * 4 * d**2 if config.learns_injection else 0
@@ -176,6 +181,16 @@ def flops_by_layer(config: ModelConfig, seq_len: int | None = None) -> list[Laye
     return [by_view[view] for view in config.layers]
 
 
+def all_flops(config: ModelConfig, seq_len: int | None = None) -> list[LayerFlops]:
+    """Forward FLOPs per token of each layer, then of the core besides its layers."""
+    return [*flops_by_layer(config, seq_len), core_flops(config)]
+
+
+def total_flops(config: ModelConfig, seq_len: int | None = None) -> int:
+    """Forward FLOPs per token of all layers, router and attention scores included."""
+    return sum(layer.total for layer in all_flops(config, seq_len))
+
+
 def mean_layer_flops(
     config: ModelConfig, seq_len: int | None = None
 ) -> dict[str, int | float]:
@@ -184,8 +199,7 @@ def mean_layer_flops(
 
     The core's router and injection are shared out among all layers.
     """
-    layers = [*flops_by_layer(config, seq_len), core_flops(config)]
-    counts = [layer.as_dict() for layer in layers]
+    counts = [layer.as_dict() for layer in all_flops(config, seq_len)]
     n = config.n_layers
     means: dict[str, int | float] = {}
     for part in counts[0]:
@@ -204,11 +218,96 @@ def head_flops(config: ModelConfig) -> int:
     return 2 * config.d_model * config.vocab_size
 
 
-def training_flops_per_token(config: ModelConfig, seq_len: int | None = None) -> int:
-    """FLOPs of forward and backward for one token: 3 times the forward FLOPs, head
-    included."""
-    layers = sum(layer.total for layer in flops_by_layer(config, seq_len))
-    return 3 * (layers + core_flops(config).total + head_flops(config))
+def training_flops_per_token(
+    config: ModelConfig,
+    seq_len: int | None = None,
+    backprop_loops: int | None = None,
+    loop_losses: bool = False,
+) -> int:
+    """FLOPs of forward and backward for one token, head included.
+
+    Three times the forward FLOPs of all that gets gradients. The forward FLOPs of all
+    else: of steps and repetitions before the last `backprop_loops`, and of layers that
+    no gradient reaches because of them. With `loop_losses` coda and head read out each
+    repetition of the core.
+    """
+    head = head_flops(config)
+    forward = total_flops(config, seq_len) + head
+    trained = forward
+    if backprop_loops is not None:
+        trained = _flops_with_gradient(config, seq_len, backprop_loops, loop_losses)
+        trained += head
+
+    if loop_losses:
+        earlier = config.core_loops - 1
+        _, _, coda = _stretches(config)
+        whole, _ = _back_through(coda, seq_len, None)
+        forward += earlier * (whole + head)
+        with_gradient, _ = _back_through(coda, seq_len, backprop_loops)
+        trained += earlier * (with_gradient + head)
+    return forward + 2 * trained
+
+
+def training_flops_of(
+    run: RunSettings, seq_len: int | None = None
+) -> Callable[[ModelConfig], int]:
+    """`training_flops_per_token` under a run's settings, of a model."""
+    return partial(
+        training_flops_per_token,
+        seq_len=seq_len,
+        backprop_loops=run.backprop_loops,
+        loop_losses=run.loop_losses > 0,
+    )
+
+
+def _flops_with_gradient(
+    config: ModelConfig, seq_len: int | None, last: int, loop_losses: bool
+) -> int:
+    """Forward FLOPs per token of the layers' parts that get gradients.
+
+    `last` is how many steps of each deep path, and repetitions of the core, do.
+    """
+    prelude, core, coda = _stretches(config)
+    flops, reaches = _back_through(coda, seq_len, last)
+    if core and reaches:
+        once, passes = _back_through(core, seq_len, last)
+        repetitions = min(last, config.core_loops)
+        # The router's weights, or its own loss, reach each state by themselves.
+        if not passes and not config.routes_core and not loop_losses:
+            repetitions = 1
+
+        besides = core_flops(config)
+        flops += repetitions * once + besides.router
+        whole = repetitions == config.core_loops
+        if passes and besides.injection:
+            injections = repetitions - whole
+            flops += injections * besides.injection // (config.core_loops - 1)
+        reaches = passes and (whole or config.injection != "none")
+
+    if reaches:
+        flops += _back_through(prelude, seq_len, last)[0]
+    return flops
+
+
+def _back_through(
+    layers: Sequence[LayerConfig], seq_len: int | None, last: int | None
+) -> tuple[int, bool]:
+    """FLOPs of one application of these layers that get gradients, and whether their
+    input does."""
+    flops = 0
+    for layer in reversed(layers):
+        steps = layer.loops if last is None else min(last, layer.loops)
+        flops += layer_flops(replace(layer, loops=steps), seq_len).total
+        # Without an earlier step, the input of a loop block is only seen through keys
+        # and values that the steps share.
+        if layer.block == "loop" and steps < layer.loops and layer.step_kv == "own":
+            return flops, False
+    return flops, True
+
+
+def _stretches(config: ModelConfig) -> list[list[LayerConfig]]:
+    """The layers of prelude, core and coda."""
+    return [[config.layers[n] for n in stretch] for stretch in config.stretches]
 
 
 def over_loops(

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial, reduce
+from functools import reduce
 from typing import Any, Literal
 
 from dualpath_cli.base.errors import UserError
@@ -18,8 +18,15 @@ from dualpath_cli.flops import count
 from dualpath_cli.flops.widths import FlopMatch, Target, solve_widths, solve_within
 from dualpath_cli.recipe.recipes import Recipe, load_recipe, merge
 from dualpath_cli.recipe.schedule import check_loops, loop_counts
-from dualpath_cli.recipe.settings import Settings, settings_from
-from dualpath_cli.spec.config import RANGES, BlockKind, ModelConfig
+from dualpath_cli.recipe.settings import RunSettings, Settings, settings_from
+from dualpath_cli.spec.config import (
+    RANGES,
+    BlockKind,
+    CoreCombination,
+    Injection,
+    ModelConfig,
+    StepKv,
+)
 from dualpath_cli.spec.own_checks import import_classes
 
 PaperReading = Literal["as_written", "as_trained"]
@@ -51,10 +58,13 @@ _FIELDS = {  # of a model, by the option that sets it
     "seq_len": "max_seq_len",
     "width_multiple": "ffn_multiple_of",
     "loops": "loops",
+    "core_loops": "core_loops",
     "experts": "n_experts",
     "top_k": "top_k",
 }
-_SOLVER = {"alpha", "block", "match", *_FIELDS} - {"seq_len"}
+_LOOPED = ("core", "injection", "core_combination")
+_STEPS = ("untied_steps", "step_kv", "no_deep_ffn")
+_SOLVER = {"alpha", "block", "match", *_FIELDS, *_LOOPED, *_STEPS} - {"seq_len"}
 _PLAN = ("shard_size", "micro_batch", "batch_tokens")
 SUSTAINED = {"a100": 68.0, "h200": 390.0}  # TFLOP/s of a GPU in training; docs/flops.md
 
@@ -80,6 +90,22 @@ class Flops:
     """Percent of a dual block's FLOPs that its deep path gets."""
     loops: int = field(default=4, metadata={"also": ("--k",)})
     """K, passes of the deep path."""
+    untied_steps: bool = False
+    """Give each step of the deep path a sublayer of its own."""
+    step_kv: StepKv = "own"
+    """Keys and values of the steps: own, or those of the first step for all."""
+    no_deep_ffn: bool = False
+    """Steps of the deep path are attention alone; the wide path gets the FLOPs."""
+    core: str | None = None
+    """FIRST-LAST: the layers, from 0, that are applied --core-loops times, such as
+    4-11."""
+    core_loops: int = 1
+    """R, how often the core is applied."""
+    injection: Injection = "none"
+    """The core's input before later repetitions: none; add, added; linear, by a
+    matrix."""
+    core_combination: CoreCombination = "final"
+    """Output of the core: of the last repetition, or a routed mixture of all."""
     match: FlopMatch = "linear"
     """linear: linear FLOPs meet the budget, as in the paper. total: linear FLOPs and
     attention scores meet the budget plus the K + 1 attention passes of a dual block, to
@@ -133,6 +159,11 @@ class Flops:
 
     def __post_init__(self) -> None:
         check_ranges(self, _ranges())
+        if self.core is not None and not self.core_layers:
+            raise UserError(
+                f"--core {self.core:.60} must be FIRST-LAST, two of the layers 0 to "
+                f"{self.layers - 1}, such as 4-11"
+            )
 
         if self.plan:
             because = "--plan shows the memory of one model in training"
@@ -147,6 +178,14 @@ class Flops:
             raise UserError(
                 f"nothing to describe; give --budget ({example}), or --config RECIPE"
             )
+
+    @property
+    def core_layers(self) -> range:
+        """The layers of --core; empty without one, and for any other text."""
+        first, _, last = (self.core or "").partition("-")
+        if not (first.isdecimal() and last.isdecimal() and int(last) < self.layers):
+            return range(0)
+        return range(int(first), int(last) + 1)
 
     def _refuse(self, refused: Collection[str], because: str) -> None:
         flags = [flag(name) for name in self.given if name in refused]
@@ -186,9 +225,7 @@ class Description:
     tokens: int  # of training
     target: Target | None = None  # of the solved widths; None for a recipe's model
     clamped: tuple[str, ...] = ()  # names of solved widths above their share
-    step_loops: Mapping[int, float] = field(default_factory=dict)
-    """Training steps that run each number of loops; empty where all run the model's
-    own."""
+    run: RunSettings = field(default_factory=RunSettings)  # of a recipe
 
     @property
     def matched(self) -> Target | None:
@@ -217,8 +254,8 @@ class Description:
     @property
     def training_flops(self) -> float:
         """FLOPs of one token in training, head included, averaged over steps."""
-        counted = partial(count.training_flops_per_token, seq_len=self.seq_len)
-        return count.over_loops(counted, self.config, self.step_loops)
+        counted = count.training_flops_of(self.run, self.seq_len)
+        return count.over_loops(counted, self.config, loop_counts(self.run))
 
     @property
     def names_hardware(self) -> bool:
@@ -239,7 +276,7 @@ class Description:
         wide = kinds != {"loop"}
         record: dict[str, Any] = {
             "block": config.block,
-            "alpha": self._alpha,
+            "alpha": self.alpha,
             "loops": config.loops if deep else 1,
             "d_ffn": config.d_ffn if deep else None,
             "d_ffn_wide": config.d_ffn_wide if wide else None,
@@ -272,12 +309,18 @@ class Description:
         return record | {"model": asdict(config)}
 
     @property
-    def _alpha(self) -> float | int | None:
+    def alpha(self) -> float | int | None:
         """Percent of the deep path, whole where it is; None for a single path, and for
-        a recipe's model."""
+        a recipe's model.
+
+        Without a feed-forward the deep path has no part by choice, but its FLOPs do.
+        """
         if self.target is None or self.target.block != "dual":
             return None
         alpha = self.target.alpha
+        if not self.target.deep_ffn:
+            deep = self.layer["deep"]
+            alpha = round(100 * deep / (deep + self.layer["wide"]), 2)
         return int(alpha) if alpha == int(alpha) else alpha
 
 
@@ -300,7 +343,7 @@ def describe_recipe(options: Flops, settings: Settings) -> Description:
         reading=_reading_of(config),
         seq_len=options.seq_len or config.max_seq_len,
         tokens=run.max_tokens,
-        step_loops=loop_counts(run),
+        run=run,
     )
 
 
@@ -356,6 +399,10 @@ def solve_description(options: Flops) -> Description:
             loops=1 if target.block == "wide" else target.loops,
             d_ffn=widths.d_ffn,
             d_ffn_wide=widths.d_ffn_wide,
+            untied_steps=options.untied_steps,
+            step_kv=options.step_kv,
+            deep_ffn=not options.no_deep_ffn,
+            **_core(options),
             **fields,
         )
     except ValueError as error:  # widths above ModelConfig's range
@@ -372,6 +419,19 @@ def solve_description(options: Flops) -> Description:
         target=target,
         clamped=widths.clamped,
     )
+
+
+def _core(options: Flops) -> dict[str, Any]:
+    """The fields of a model for its core; empty without one."""
+    layers = options.core_layers
+    if not layers:
+        return {}
+    return {
+        "core": [layers[0], layers[-1]],
+        "core_loops": options.core_loops,
+        "injection": options.injection,
+        "core_combination": options.core_combination,
+    }
 
 
 def _with_experts(config: ModelConfig, options: Flops) -> ModelConfig:
@@ -412,6 +472,12 @@ def _target(options: Flops) -> Target:
         n_kv_heads=kv_heads,
         seq_len=options.seq_len or 4096,
         multiple_of=options.width_multiple or 64,  # under both readings (Eq. heff)
+        step_kv=options.step_kv,
+        deep_ffn=not options.no_deep_ffn,
+        n_layers=options.layers,
+        core_layers=len(options.core_layers),
+        core_loops=options.core_loops if options.core_layers else 1,
+        injection=options.injection,
     )
 
 

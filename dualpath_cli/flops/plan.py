@@ -9,7 +9,7 @@ most memory in eight steps was within 3 % of the plan's peak: docs/benchmarks/gp
 `full`, documents and experts were not measured.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from dualpath_cli.flops import count
@@ -41,6 +41,9 @@ class Cluster:
     reduce_bytes: int = FLOAT32  # of each number of a gradient in transit
     optimizer: Optimizer = "adamw"
     checkpointing: Checkpointing = "selective"
+    # the last steps and repetitions that get gradients; None: all
+    backprop_loops: int | None = None
+    loop_losses: bool = False  # whether all repetitions of the core have a loss
 
 
 @dataclass(frozen=True)
@@ -99,25 +102,67 @@ def _shards(strategy: Strategy, cluster: Cluster) -> int:
 
 
 def _activations(config: ModelConfig, cluster: Cluster) -> tuple[int, int]:
-    """Bytes that all blocks save, and the most that loss or backward pass need
-    besides."""
+    """Bytes that all blocks, core and earlier losses save, and the most that loss or
+    backward pass need besides."""
     tokens = cluster.micro_batch * config.max_seq_len
-    saved = 0
+    prelude, core, coda = _kept(config, cluster)
+    saved = tokens * _saved_by_core(config, core)
+    saved += (coda - 1) * _saved_by_loss(config, tokens)
     working = _loss(config, tokens)
-    *blocks, _ = units(config)
-    for layer, unit in zip(config.layers, blocks, strict=True):
-        weights = numbers(unit)
-        saved += tokens * saved_by_block(layer, cluster.checkpointing)
-        if cluster.checkpointing == "none":  # keeps the weights that it has cast
-            saved += BFLOAT16 * weights
 
-        backward = _backward(layer)
+    *blocks, _ = units(config)
+    kept = [
+        times
+        for times, stretch in zip((prelude, core, coda), config.stretches, strict=True)
+        for _ in stretch
+    ]
+    for layer, unit, times in zip(config.layers, blocks, kept, strict=True):
+        weights = numbers(unit)
+        steps = min(layer.loops, cluster.backprop_loops or layer.loops)
+        with_gradient = replace(layer, loops=steps)
+        saved += times * tokens * saved_by_block(with_gradient, cluster.checkpointing)
+        if cluster.checkpointing == "none":  # keeps the weights that it has cast
+            saved += times * BFLOAT16 * weights
+
+        backward = _backward(with_gradient)
         if cluster.checkpointing == "full":  # recomputes all that `none` saves
-            backward += saved_by_block(layer, "none")
+            backward += saved_by_block(with_gradient, "none")
         # Weights are cast for their products, and have gradients.
         of_block = tokens * backward + (BFLOAT16 + FLOAT32) * weights
         working = max(working, of_block)
     return saved, working
+
+
+def _kept(config: ModelConfig, cluster: Cluster) -> tuple[int, int, int]:
+    """Applications of prelude, core and coda whose activations are kept."""
+    last = cluster.backprop_loops or config.core_loops
+    core = min(config.core_loops, last)
+    # Without a first repetition, gradients reach the prelude only by injection.
+    cut = core < config.core_loops and config.injection == "none"
+    prelude = 0 if config.core is not None and cut else 1
+    coda = config.core_loops if cluster.loop_losses else 1
+    return prelude, core, coda
+
+
+def _saved_by_core(config: ModelConfig, repetitions: int) -> int:
+    """Bytes for each token that the core saves besides its blocks."""
+    saved = 0
+    if config.core is not None and config.injection == "linear":
+        injections = repetitions - (repetitions == config.core_loops)
+        saved += injections * BFLOAT16 * 2 * config.d_model  # [x, e]
+    if config.core is not None and config.routes_core:
+        # A state that nothing is injected to is the next block's input, too.
+        states = 1 if config.injection == "none" else repetitions
+        saved += states * _residual(config) * config.d_model
+    return saved
+
+
+def _saved_by_loss(config: ModelConfig, tokens: int) -> int:
+    """Bytes that the loss of an earlier repetition holds until the backward pass."""
+    norm = tokens * config.d_model * (_residual(config) + BFLOAT16)
+    logits = tokens * config.vocab_size
+    # More are computed again.
+    return norm + (BFLOAT16 * logits if logits <= MAX_LOGITS else 0)
 
 
 def _loss(config: ModelConfig, tokens: int) -> int:
@@ -138,17 +183,23 @@ def _untrained(config: ModelConfig, shards: int) -> int:
 def saved_by_block(
     layer: LayerConfig, checkpointing: Checkpointing = "selective"
 ) -> int:
-    """Bytes for each token that a block saves for its backward pass."""
+    """Bytes for each token that an application of a block saves for its backward
+    pass."""
     d = layer.d_model
     state = _residual(layer) * d
     if checkpointing == "full":
         return state
 
-    # q, k, v, gate, up and the outputs of attention, o_proj and down_proj, in bf16
+    # passes, those with a feed-forward, and those with keys and values of their own
     n = count.passes(layer.block, layer.loops)
+    deep = 0 if layer.block == "wide" else layer.loops
+    with_ffn = n if layer.deep_ffn else n - deep
+    with_keys = n - deep + min(1, deep) if layer.step_kv == "first" else n
+
+    # q, k, v, gate, up and the outputs of attention, o_proj and down_proj, in bf16
     keys = layer.head_dim * layer.n_kv_heads
     width = sum(_widths(layer))
-    products = n * (4 * d + 2 * keys) + 2 * width
+    products = (3 * n + with_ffn) * d + 2 * with_keys * keys + 2 * width
     if layer.n_experts:
         products += (layer.top_k - 1) * d  # one output for each expert
 
@@ -166,10 +217,10 @@ def saved_by_block(
     if checkpointing == "none":
         # The outputs of norms, rotation and SwiGLU that products and attention read,
         # in bf16; rotated q and k, and the states after a pass's halves, in float32.
-        products += n * (3 * d + keys) + width
+        products += (2 * n + with_ffn) * d + with_keys * keys + width
         if layer.qk_norm != "none":
-            numbers += n * (d + keys)
-        states = 2 * n
+            numbers += n * d + with_keys * keys
+        states = n + with_ffn
         if not mixed:  # the last state of a loop is needed only by a router
             states -= 1
         # The outputs of both paths are needed only by a learned gate.
@@ -191,7 +242,8 @@ def _backward(layer: LayerConfig) -> int:
 def _widths(layer: LayerConfig) -> list[int]:
     """Effective FFN width of each pass of a block; with experts, the sum over a
     token's."""
-    deep = [layer.effective_width(layer.d_ffn or 0)] * layer.loops
+    width = layer.effective_width(layer.d_ffn or 0) if layer.deep_ffn else 0
+    deep = [width] * layer.loops
     wide = [layer.effective_width(layer.d_ffn_wide or 0)]
     if layer.n_experts:
         wide = [layer.top_k * layer.expert_width]

@@ -4,18 +4,27 @@ widths").
 `solve_widths` follows the paper, with a given multiple. `solve_within` also finds the
 multiple: equal sums of linear FLOPs and attention scores (--match total) need a finer
 one than the paper's.
+
+A budget is the mean over layers. A core applies some of them R times, so that each
+application has a part of the budget, after the injection has had its own.
 """
 
 from bisect import bisect
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import floor
-from typing import Literal
+from typing import Any, Literal
 
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.ranges import format_size
-from dualpath_cli.flops.count import passes, projection_flops, score_flops
-from dualpath_cli.spec.config import BlockKind, effective_width
+from dualpath_cli.flops.count import (
+    deep_flops,
+    kv_flops,
+    passes,
+    projection_flops,
+    score_flops,
+)
+from dualpath_cli.spec.config import BlockKind, Injection, StepKv, effective_width
 
 FlopMatch = Literal["linear", "total"]
 
@@ -49,6 +58,14 @@ class Target:
     multiple_of: int = 64
     """Configured widths are multiples of this, and effective widths round up to it (Eq.
     heff)."""
+    step_kv: StepKv = "own"  # keys and values of the steps of a deep path
+    deep_ffn: bool = True
+    """Whether steps have a feed-forward. Without one the deep path of a dual block
+    costs its projections, whatever alpha is, and the wide path gets all else."""
+    n_layers: int = 1  # layers that share the budget
+    core_layers: int = 0  # layers of the core
+    core_loops: int = 1  # R, repetitions of the core
+    injection: Injection = "none"
 
     def __post_init__(self) -> None:
         for name in ("budget", "loops", "seq_len", "multiple_of"):
@@ -82,52 +99,88 @@ class Target:
         return self.budget + self.reference_passes * scores
 
     @property
-    def linear_budget(self) -> int:
-        """The part of matched_budget that is left for this block's linear FLOPs."""
-        if self.match == "linear":
-            return self.budget
+    def applications(self) -> Fraction:
+        """How often a layer is applied, the mean over layers."""
+        repeated = self.core_layers * (self.core_loops - 1)
+        return 1 + Fraction(repeated, self.n_layers)
+
+    @property
+    def injection_flops(self) -> Fraction:
+        """FLOPs per token and layer of the core's injection."""
+        if not self.core_layers or self.injection != "linear":
+            return Fraction(0)
+        return Fraction((self.core_loops - 1) * 4 * self.d_model**2, self.n_layers)
+
+    @property
+    def attention_scores(self) -> Fraction:
+        """FLOPs per token and layer of QK^T and AV in all applications."""
         scores = score_flops(self.d_model, self.seq_len)
-        return self.matched_budget - passes(self.block, self.loops) * scores
+        return self.applications * passes(self.block, self.loops) * scores
+
+    @property
+    def linear_budget(self) -> Fraction:
+        """The part of matched_budget that is left for the linear FLOPs of one
+        application of this block."""
+        left = self.matched_budget - self.injection_flops
+        if self.match == "total":
+            left -= self.attention_scores
+        return left / self.applications
+
+    @property
+    def projections(self) -> int:
+        """FLOPs of the q, k, v and output projections of a pass."""
+        return projection_flops(self.d_model, self.n_heads, self.n_kv_heads)
+
+    @property
+    def deep_projections(self) -> int:
+        """FLOPs of the projections of all steps of the deep path."""
+        shared = 0
+        if self.step_kv == "first":
+            shared = kv_flops(self.d_model, self.n_heads, self.n_kv_heads)
+        return deep_flops(self.loops, self.projections, shared)
 
     def exact_widths(self) -> tuple[Fraction | None, Fraction | None]:
         """Effective widths (deep, wide) that spend the budget exactly; None for a
-        missing path."""
-        projections = projection_flops(self.d_model, self.n_heads, self.n_kv_heads)
-
-        def width(flops_per_pass: Fraction) -> Fraction:
-            return (flops_per_pass - projections) / (6 * self.d_model)
-
-        flops = Fraction(self.linear_budget)
+        missing path, or one without a feed-forward."""
+        unit = 6 * self.d_model  # FLOPs of a channel
+        flops = self.linear_budget
         if self.block == "wide":
-            return None, width(flops)
+            return None, (flops - self.projections) / unit
         if self.block == "loop":
-            return width(flops / self.loops), None
+            return (flops - self.deep_projections) / (self.loops * unit), None
 
         # The gate is spent before the paths' shares.
         flops -= self.off_the_top
+        if not self.deep_ffn:
+            return None, (flops - self.deep_projections - self.projections) / unit
+
         # str: 12.1 is 121/10, not its binary neighbour
         share = Fraction(str(self.alpha)) / 100
-        return width(flops * share / self.loops), width(flops * (1 - share))
+        deep = (flops * share - self.deep_projections) / (self.loops * unit)
+        wide = (flops * (1 - share) - self.projections) / unit
+        return deep, wide
 
-    def spent(self, d_ffn: int | None, d_ffn_wide: int | None) -> int:
-        """FLOPs per token and layer of a block with these configured widths.
+    def spent(self, d_ffn: int | None, d_ffn_wide: int | None) -> Fraction:
+        """FLOPs per token and layer of a model with these configured widths.
 
         Counted as in ``matched_budget``: linear FLOPs, and attention scores under match
         total.
         """
-        projections = projection_flops(self.d_model, self.n_heads, self.n_kv_heads)
 
-        def sublayer(width: int) -> int:
-            effective = effective_width(width, self.multiple_of)
-            return projections + 6 * self.d_model * effective
+        def ffn(width: int | None) -> int:
+            effective = effective_width(width or 0, self.multiple_of)
+            return 6 * self.d_model * effective
 
         flops = self.off_the_top
-        if d_ffn is not None:
-            flops += self.loops * sublayer(d_ffn)
-        if d_ffn_wide is not None:
-            flops += sublayer(d_ffn_wide)
-        scores = self.matched_budget - self.linear_budget
-        return flops + scores
+        if self.block != "wide":
+            flops += self.deep_projections + self.loops * ffn(d_ffn)
+        if self.block != "loop":
+            flops += self.projections + ffn(d_ffn_wide)
+
+        spent = self.applications * flops + self.injection_flops
+        if self.match == "total":
+            spent += self.attention_scores
+        return spent
 
     @property
     def has_room(self) -> bool:
@@ -140,7 +193,9 @@ class Target:
 class Widths:
     """Configured FFN widths that a budget buys."""
 
-    d_ffn: int | None  # width of the deep path; None for a wide block
+    d_ffn: int | None
+    """Width of the deep path; None for a wide block, or steps without a
+    feed-forward."""
     d_ffn_wide: int | None  # width of the wide path; None for a loop block
     clamped: tuple[str, ...] = ()
     """Names of widths that were raised to the smallest multiple, and so exceed their
@@ -155,6 +210,11 @@ def solve_widths(target: Target) -> Widths:
     configured one: this gives the paper's 24576 and 50624. A width whose exact value is
     positive but below one multiple is raised to one multiple.
     """
+    if target.block == "loop" and not target.deep_ffn:
+        raise UserError(
+            "a block 'loop' whose steps have no feed-forward has no width to solve; "
+            "choose block 'dual', or leave the feed-forward in (deep_ffn)"
+        )
     if not target.has_room:
         raise UserError(_no_room(target))
 
@@ -210,29 +270,36 @@ def _ceil(value: Fraction | int, multiple_of: int) -> int:
 
 
 def ways_out(target: Target) -> dict[str, int]:
-    """Nearest whole alpha, largest K and smallest budget (to three digits) that have
-    room.
+    """Nearest whole alpha, largest K and R, and smallest budget (to three digits) that
+    have room.
 
     Each changes only one field; a field that cannot help is left out.
     """
     ways: dict[str, int] = {}
-    if target.block == "dual":
+    if target.block == "dual" and target.deep_ffn:
         fitting = [a for a in range(1, 100) if replace(target, alpha=a).has_room]
         if fitting:
             ways["alpha"] = min(fitting, key=lambda a: abs(a - target.alpha))
 
     if target.block != "wide" and replace(target, loops=1).has_room:
-
-        def lacks_room(loops: int) -> bool:
-            return not replace(target, loops=loops).has_room
-
-        # Room shrinks with K: this is the last K that has any.
-        ways["loops"] = bisect(range(1, target.loops), False, key=lacks_room)
+        ways["loops"] = _most_with_room(target, "loops")
+    if replace(target, core_loops=1).has_room:
+        ways["core_loops"] = _most_with_room(target, "core_loops")
 
     budget = _least_budget(target)
     to_three_digits = 10 ** max(0, len(str(budget)) - 3)
     ways["budget"] = _ceil(budget, to_three_digits)
     return ways
+
+
+def _most_with_room(target: Target, name: Literal["loops", "core_loops"]) -> int:
+    """The last K or R that has room, which shrinks with both."""
+
+    def lacks_room(loops: int) -> bool:
+        changed: dict[str, Any] = {name: loops}
+        return not replace(target, **changed).has_room
+
+    return bisect(range(1, getattr(target, name)), False, key=lacks_room)
 
 
 def _least_budget(target: Target) -> int:
@@ -249,14 +316,22 @@ def _least_budget(target: Target) -> int:
 
 
 def _no_room(target: Target) -> str:
-    """One line: the path without room, and the alpha, K or budget that gives room."""
+    """One line: the path without room, and the alpha, K, R or budget that gives
+    room."""
     settings = {
         "wide": "",
         "loop": f" with K={target.loops}",
         "dual": f" with alpha={target.alpha:g} and K={target.loops}",
     }[target.block]
+    if target.core_loops > 1:
+        settings += f" in a core of R={target.core_loops}"
 
-    names = {"alpha": "alpha {}", "loops": "K={}", "budget": "a budget of {}"}
+    names = {
+        "alpha": "alpha {}",
+        "loops": "K={}",
+        "core_loops": "R={}",
+        "budget": "a budget of {}",
+    }
     ways = [
         names[field].format(format_size(value) if field == "budget" else value)
         for field, value in ways_out(target).items()

@@ -94,6 +94,9 @@ def has_effect(name: str, model: ModelConfig) -> bool:
     needed: tuple[ModelPart, ...] = ()
     if name in KEYS:
         needed = KEYS[name].matters_in
+        other = KEYS[name].only_with
+        if other is not None and other.key == "model.core" and model.core is None:
+            return False
     elif mapping in KEYS:
         needed = KEYS[mapping].entries_matter_in.get(entry, ())
     return not needed or not parts_of(model).isdisjoint(needed)

@@ -31,7 +31,13 @@ WIDE = "#4C8CB8"
 EVEN = "#F6F5F2"  # between the two, where both paths have equal shares
 INK = "#1F2A44"
 MUTED = "#56607A"
-FAMILY_COLORS = {"wide": WIDE, "expanded": "#1F5C4A", "loop": DEEP, "dual": "#7D4570"}
+FAMILY_COLORS = {
+    "wide": WIDE,
+    "expanded": "#1F5C4A",
+    "core": "#4E1FAD",
+    "loop": DEEP,
+    "dual": "#7D4570",
+}
 """A colour for each family of models; families with one path have the path's colour."""
 SOURCES = ("#7B5AAE", "#B18E15", "#4EA683", "#86281D", "#2E7065", "#AB8BE3", "#856B1B")
 """Colours of sources or runs, different from those of paths and families."""

@@ -20,6 +20,7 @@ Gate = Literal["two_gates", "convex", "softmax", "fixed"]
 GATE_OUTPUTS: dict[str, int] = {"two_gates": 2, "convex": 1, "softmax": 2, "fixed": 0}
 """Outputs of the linear layer of each built-in gate; 0: no linear layer."""
 Injection = Literal["none", "add", "linear"]
+CoreCombination = Literal["final", "router"]
 StepKv = Literal["own", "first"]
 Combination = Literal["router", "final", "mean"]
 COMBINATIONS: tuple[Combination, ...] = ("router", "final", "mean")
@@ -70,6 +71,13 @@ Checkpointing = Literal["none", "selective", "full"]
 all."""
 
 
+_WITH_CORE = OnlyWith(
+    "model.core",
+    otherwise="without model.core, the layers to repeat; leave it out, or set "
+    "model.core",
+)
+
+
 @dataclass(frozen=True)
 class ModelConfig:
     """A model as data. The defaults are the paper's backbone as trained
@@ -110,16 +118,14 @@ class ModelConfig:
     """[FIRST, LAST], both included: the layers, from 0, that are applied core_loops
     times one after the other, with shared weights. Blocks of any kind; each repetition
     has its own gains."""
-    core_loops: int = key(1, range=(1, 10**4), only_with=OnlyWith("model.core"))
+    core_loops: int = key(1, range=(1, 10**4), only_with=_WITH_CORE)
     """R, how often the core is applied."""
-    injection: Injection = key(
-        "none", matters_in=("core",), only_with=OnlyWith("model.core")
-    )
+    injection: Injection = key("none", matters_in=("core",), only_with=_WITH_CORE)
     """The core's input before each repetition but the first: none, not used again; add,
     added to the state; linear, joined to the state by a learned matrix, which starts as
     the identity on the state."""
-    core_combination: Literal["final", "router"] = key(
-        "final", matters_in=("core",), only_with=OnlyWith("model.core")
+    core_combination: CoreCombination = key(
+        "final", matters_in=("core",), only_with=_WITH_CORE
     )
     """Output of the core: final is the last repetition's state, router the routed
     mixture of all repetitions' states, as in a deep path."""

@@ -13,7 +13,7 @@ import torch
 from lightning.pytorch import Trainer
 from torch import nn
 
-from dualpath_cli.flops.count import training_flops_per_token
+from dualpath_cli.flops.count import training_flops_of
 from dualpath_cli.kernels.cuda_graph import CudaGraph
 from dualpath_cli.recipe.settings import Settings
 from dualpath_cli.spec.own_classes import own_roles
@@ -59,7 +59,7 @@ def why_launched(settings: Settings, trainer: Trainer, micro_batch: int) -> str:
         if holds:
             return reason
 
-    flops = training_flops_per_token(model) * micro_batch * model.max_seq_len
+    flops = training_flops_of(run)(model) * micro_batch * model.max_seq_len
     if flops > MOST_FLOPS:
         return f"a micro-batch of {flops / 1e12:.0f} TFLOPs, which keeps the GPU busy"
     return ""

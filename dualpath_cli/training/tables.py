@@ -31,7 +31,7 @@ from torch.distributed.tensor import DTensor
 
 from dualpath_cli.base.errors import NumbersFailed
 from dualpath_cli.base.files import write_text
-from dualpath_cli.flops.count import over_loops, training_flops_per_token
+from dualpath_cli.flops.count import over_loops, training_flops_of
 from dualpath_cli.model import DualPathLM, RoutingTrace
 from dualpath_cli.model.block import DualPathBlock
 from dualpath_cli.recipe.schedule import learning_rate, rate_factor
@@ -242,7 +242,7 @@ class MetricsLog(Callback):
         steps = range(self.logged_step, self.step)
         self.logged_step = self.step
         speed = len(steps) * self.settings.batch_tokens / seconds
-        flops = speed * _flops_per_token(module, steps)
+        flops = speed * self._flops_per_token(module, steps)
 
         rate = learning_rate(self.step - 1, trainer.max_steps, module.optim)
         width = module.config.d_model
@@ -311,13 +311,12 @@ class MetricsLog(Callback):
             ]
             self.validation.put(self.step, rows)
 
-
-def _flops_per_token(module: DualPathModule, steps: range) -> float:
-    """The mean over steps, whose loops may differ."""
-    loops: Mapping[int, int] = {}
-    if module.step_loops is not None:
-        loops = Counter(module.step_loops.at(step) for step in steps)
-    return over_loops(training_flops_per_token, module.config, loops)
+    def _flops_per_token(self, module: DualPathModule, steps: range) -> float:
+        """The mean over steps, whose loops may differ."""
+        loops: Mapping[int, int] = {}
+        if module.step_loops is not None:
+            loops = Counter(module.step_loops.at(step) for step in steps)
+        return over_loops(training_flops_of(self.settings), module.config, loops)
 
 
 def _status(row: CsvRow) -> str:

@@ -254,6 +254,38 @@ def test_a_deeper_wide_model_is_expanded_and_counts_all_its_layers(tmp_path):
     assert group.baselines == (wide,)
 
 
+def test_a_repeated_core_is_a_family_with_columns_that_tell_models_apart(tmp_path):
+    core = model_of("wide") | {"core": [1, 2], "core_loops": 3, "injection": "linear"}
+    dual = model_of("dual", 2) | {"step_kv": "first", "untied_steps": True}
+    trains_last = {"run": {"backprop_loops": 1}}
+    write_run(tmp_path / "a", WIDE, SCORES)
+    write_run(tmp_path / "b", core, SCORES, cell="core_r3_params")
+    write_run(tmp_path / "c", core, SCORES, cell="last", **trains_last)
+    write_run(tmp_path / "d", dual, SCORES, cell="a50_k2")
+    (group,) = groups_of(all_of(tmp_path))
+    found = by_name(group)
+
+    own = found["core_r3_params"]
+    assert (own.family, own.core, own.core_loops) == ("core", "1-2 linear", 3)
+    # the layers of a half twice more, and a matrix of (64, 128) twice
+    wide = found["wide"]
+    repeated = 2 * wide.flops_linear + 2 * 4 * 64**2 / 4
+    assert own.flops_linear == pytest.approx(repeated, rel=1e-9)
+    assert own.parameters == wide.parameters + 2 * 64**2 + 2 * 2
+    assert own.kv_bytes == 2 * wide.kv_bytes
+
+    # Two repetitions of two layers, and an injection, cost a third.
+    untrained = (4 * wide.flops_total + 4 * 64**2) / 4
+    last = found["last"]
+    assert own.flops_trained == own.flops_total == last.flops_total
+    assert last.flops_trained == pytest.approx(
+        own.flops_total - 2 / 3 * untrained, rel=1e-9
+    )
+    assert group.wide == wide
+    assert found["a50_k2"].steps == "untied, first k/v"
+    assert {"core", "R", "steps"} <= set(headings_of(group))
+
+
 def test_runs_of_any_length_are_one_group_with_tokens_and_hours(tmp_path):
     write_run(tmp_path / "short", model_of("dual", 2), SCORES, cell="a50_k2")
     long = {"run": {"max_tokens": 60 * BATCH}}

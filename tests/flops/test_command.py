@@ -112,6 +112,8 @@ def test_json_is_one_model_as_trained_or_as_written(described):
         "--budget 80M --block wide",
         "--budget 80M --match total --block loop --k 2",
         "--budget 4M --dim 256 --heads 8 --kv-heads 2 --k 2 --layers 3 --experts 4",
+        "--budget 80M --k 2 --core 4-11 --core-loops 2 --injection linear "
+        "--core-combination router --step-kv first --untied-steps --no-deep-ffn",
     ],
 )
 def test_the_model_of_json_is_a_section_of_a_recipe(line, described, tmp_path):
@@ -127,18 +129,66 @@ def test_the_model_of_json_is_a_section_of_a_recipe(line, described, tmp_path):
 
 
 def test_options_without_effect_are_named_on_stderr(capsys):
-    line = "--budget 80M --block wide --alpha 3 --k 2 --top-k 1"
+    line = (
+        "--budget 80M --block wide --alpha 3 --k 2 --step-kv first --injection add "
+        "--top-k 1"
+    )
     assert main(["flops", *line.split(), "--format", "json"]) == 0
     captured = capsys.readouterr()
     json.loads(captured.out)
     idle = [
         "--alpha has no effect on block 'wide'",
         "--loops has no effect on block 'wide'",
+        "--step-kv has no effect on block 'wide'",
+        "--injection has no effect without --core and --core-loops above 1",
         "--top-k has no effect on block 'wide' without --experts",
     ]
     assert captured.err.splitlines() == [
         f"dualpath flops: note: {note}" for note in idle
     ]
+
+
+def test_a_core_and_the_steps_of_a_deep_path_are_those_of_the_options(
+    answer, described
+):
+    line = (
+        "--budget 80M --k 2 --core 4-11 --core-loops 3 --injection linear "
+        "--core-combination router --step-kv first --untied-steps"
+    )
+    model = described(f"{line} --reading as_written")
+    assert model["flops_per_token_per_layer"]["injection"] == 2 * 4 * 768**2 / 16
+    assert model["budget_ratio"] == pytest.approx(1, abs=0.01)
+    own = {
+        "core": [4, 11],
+        "core_loops": 3,
+        "injection": "linear",
+        "core_combination": "router",
+        "step_kv": "first",
+        "untied_steps": True,
+    }
+    assert own.items() <= model["model"].items()
+    table = answer(line)
+    assert "core: layers 4 to 11, R = 3, injection linear, routed\n" in table
+    assert "steps: a sublayer each, keys and values of the first\n" in table
+    assert "attention scores, 6 passes" in table
+
+
+def test_without_a_feed_forward_alpha_follows_from_the_deep_paths_projections(
+    described,
+):
+    model = described("--budget 80M --k 4 --no-deep-ffn")
+    layer = model["flops_per_token_per_layer"]
+    assert (model["d_ffn"], layer["deep"]) == (None, 4 * 8 * 768**2)
+    assert model["alpha"] == round(
+        100 * layer["deep"] / (layer["deep"] + layer["wide"]), 2
+    )
+
+
+@pytest.mark.parametrize("core", ["4", "4-16", "11-4", "a-b", "4-", "-1-4"])
+def test_a_core_is_two_of_the_layers_in_order(core, capsys):
+    assert main(["flops", "--budget", "80M", f"--core={core}"]) == 2
+    said = capsys.readouterr().err
+    assert f"--core {core} must be FIRST-LAST, two of the layers 0 to 15" in said
 
 
 def test_a_model_matched_in_total_names_its_sum(described):
@@ -205,6 +255,17 @@ def test_a_recipe_is_described_as_it_is(recipe_files, answer, described):
         None,
     )
     assert "1 dual + 1 loop + 1 wide blocks" in answer("--config small.yaml")
+
+
+def test_training_flops_of_a_recipe_leave_out_what_gets_no_gradient(
+    recipe_files, described, answer
+):
+    Path("last.yaml").write_text("run: {backprop_loops: 1}")
+    words = "--config small.yaml --config last.yaml --gpus 1"
+    expected = flops.training_flops_per_token(MIXED, backprop_loops=1)
+    assert described(words)["training_flops_per_token"] == expected
+    assert expected < flops.training_flops_per_token(MIXED)
+    assert "run.backprop_loops=1" in answer(words)
 
 
 def test_training_flops_of_a_recipe_follow_its_schedule_of_loops(

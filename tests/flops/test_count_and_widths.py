@@ -3,6 +3,7 @@ model."""
 
 from collections import Counter
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any, get_args
 
 import pytest
@@ -26,7 +27,15 @@ from dualpath_cli.flops.widths import (
     ways_out,
 )
 from dualpath_cli.model.language_model import DualPathLM
-from dualpath_cli.spec.config import COMBINATIONS, GATE_OUTPUTS, BlockKind, ModelConfig
+from dualpath_cli.model.layer_pass import AuxiliaryLoss, ModelPass
+from dualpath_cli.spec.config import (
+    COMBINATIONS,
+    GATE_OUTPUTS,
+    BlockKind,
+    Injection,
+    ModelConfig,
+    StepKv,
+)
 from tests.flops.paper import CONFIGURATIONS
 from tests.model.small_models import CORES, STEPS
 
@@ -36,6 +45,8 @@ each_configuration = pytest.mark.parametrize(
 
 
 def with_gate(gate: str, d_model: int, **fields: Any) -> Target:
+    if fields["block"] == "loop":  # without a feed-forward it has no width
+        fields["deep_ffn"] = True
     return Target(
         d_model=d_model, gate_flops=2 * d_model * GATE_OUTPUTS[gate], **fields
     )
@@ -53,6 +64,12 @@ targets = st.builds(
     n_kv_heads=st.sampled_from([3, 12]),
     seq_len=st.sampled_from([128, 4096]),
     multiple_of=st.sampled_from([1, 8, 64, 256]),
+    step_kv=st.sampled_from(get_args(StepKv)),
+    deep_ffn=st.booleans(),
+    n_layers=st.just(4),
+    core_layers=st.integers(0, 4),
+    core_loops=st.integers(1, 4),
+    injection=st.sampled_from(get_args(Injection)),
 )
 
 
@@ -73,7 +90,15 @@ def small(**changes: Any) -> ModelConfig:
 
 
 def model(target: Target, d_ffn: int | None, d_ffn_wide: int | None) -> ModelConfig:
-    """A model with a target's backbone and gate, and these widths, in its multiple."""
+    """A model with a target's backbone, gate and core, and these widths, in its
+    multiple."""
+    core: dict[str, Any] = {}
+    if target.core_layers:
+        core = {
+            "core": [0, target.core_layers - 1],
+            "core_loops": target.core_loops,
+            "injection": target.injection,
+        }
     outputs = target.off_the_top / (2 * target.d_model)
     gate = next((gate for gate, n in GATE_OUTPUTS.items() if n == outputs), "two_gates")
     return ModelConfig(
@@ -87,7 +112,19 @@ def model(target: Target, d_ffn: int | None, d_ffn_wide: int | None) -> ModelCon
         d_ffn=d_ffn,
         d_ffn_wide=d_ffn_wide,
         ffn_multiple_of=target.multiple_of,
+        step_kv=target.step_kv,
+        deep_ffn=target.deep_ffn,
+        n_layers=target.n_layers,
+        **core,
     )
+
+
+def linear_and_scores(config: ModelConfig) -> tuple[Fraction, Fraction]:
+    """FLOPs per token and layer, counted from all layers."""
+    layers = flops.all_flops(config)
+    linear = sum(layer.linear_total for layer in layers)
+    scores = sum(layer.attention_scores for layer in layers)
+    return Fraction(linear, config.n_layers), Fraction(scores, config.n_layers)
 
 
 # The paper's tables
@@ -118,12 +155,15 @@ def solved(target: Target) -> tuple[int | None, int | None]:
 def test_solved_flops_stay_within_the_budget_and_one_multiple_of_it(target):
     """Under match total the budget grows by what a dual block's attention takes
     more."""
-    layer = flops.layer_flops(model(target, *solved(target)).layers[0])
-    budget, linear = target.budget, layer.linear_total
+    config = model(target, *solved(target))
+    linear, scores = linear_and_scores(config)
+    budget: Fraction | int = target.budget
     if target.match == "total":
         dual = flops.passes("dual", target.loops) * 2 * target.seq_len * target.d_model
-        budget += dual - layer.attention_scores
-    step = 6 * target.d_model * target.multiple_of  # one multiple of one pass
+        budget += dual - scores
+    # one multiple of one pass, in all applications of a layer
+    step = 6 * target.d_model * target.multiple_of
+    step *= Fraction(len(config.applications()), config.n_layers)
     if target.block == "wide":
         assert budget <= linear < budget + 2 * step
     else:
@@ -135,11 +175,11 @@ def test_solved_flops_stay_within_the_budget_and_one_multiple_of_it(target):
 def distance(target: Target) -> float:
     """How far the solved model's linear FLOPs and attention scores are from the sum
     wanted."""
-    layer = flops.layer_flops(model(target, *in_multiple(target)).layers[0])
+    spent = sum(linear_and_scores(model(target, *in_multiple(target))))
     sum_of_dual = target.budget + 2 * target.seq_len * target.d_model * (
         1 + target.loops
     )
-    return abs((layer.linear_total + layer.attention_scores) / sum_of_dual - 1)
+    return float(abs(spent / sum_of_dual - 1))
 
 
 def in_multiple(target: Target) -> tuple[int | None, int | None]:
@@ -203,6 +243,19 @@ def test_a_width_is_raised_to_a_multiple_only_while_its_exact_value_is_positive(
     assert {name: c for name, c in clamped.items() if c} == {"f80m_a25_k4": ("d_ffn",)}
     with pytest.raises(UserError, match="alpha 24 or K=3 or a budget of"):
         solve_widths(Target(budget=80_000_000, alpha=20, loops=4))
+
+
+@given(targets)
+def test_what_a_target_says_is_spent_is_what_is_counted(target):
+    widths = solved(target)
+    linear, scores = linear_and_scores(model(target, *widths))
+    in_total = target.match == "total"
+    assert target.spent(*widths) == linear + (scores if in_total else 0)
+
+
+def test_a_loop_block_without_a_feed_forward_has_no_width_to_solve():
+    with pytest.raises(UserError, match="no width to solve"):
+        solve_widths(Target(budget=80_000_000, block="loop", deep_ffn=False))
 
 
 # Sizes
@@ -315,12 +368,42 @@ def test_flops_are_those_that_pytorch_counts(config):
     1). And it takes every query with every key, of which a causal pass needs half.
     """
     products, attention = counted(config)
-    layers = [*flops.flops_by_layer(config), flops.core_flops(config)]
+    layers = flops.all_flops(config)
     d, tokens = config.d_model, BATCH * config.max_seq_len
     linear = sum(layer.linear_total for layer in layers)
     router = sum(layer.router for layer in layers) * d // (d + 1)
     assert products == tokens * (linear + router + flops.head_flops(config))
     assert attention == 2 * tokens * sum(layer.attention_scores for layer in layers)
+
+
+LOOPED = {name: VARIANTS[name] for name in VARIANTS if "core" in name or "step" in name}
+
+
+@pytest.mark.parametrize("last", [None, 1, 2])
+@pytest.mark.parametrize("changes", LOOPED.values(), ids=LOOPED)
+def test_training_flops_are_those_that_pytorch_counts(changes, last):
+    """But for the router, whose gradients are counted as if all its inputs had one."""
+    config = small(**changes)
+    model = DualPathLM(config, seed=0)
+    tokens = torch.zeros(BATCH, config.max_seq_len, dtype=torch.long)
+    for loop_losses in (0.0, 1.0):
+        auxiliary = AuxiliaryLoss(loop_losses)
+        counter = FlopCounterMode(display=False)
+        with counter, sdpa_kernel(SDPBackend.MATH):
+            losses_BT = model(
+                tokens,
+                tokens,
+                auxiliary=auxiliary,
+                model_pass=ModelPass(backprop_loops=last),
+            )
+            (losses_BT.mean() + auxiliary.total).backward()
+
+        # Of the doubled length, half of the attention scores are all of this one.
+        planned = flops.training_flops_per_token(
+            config, 2 * config.max_seq_len, last, bool(loop_losses)
+        )
+        found = counter.get_total_flops() / tokens.numel()
+        assert planned == pytest.approx(found, rel=5e-3)
 
 
 @settings(max_examples=30, deadline=None)

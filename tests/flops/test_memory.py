@@ -28,7 +28,7 @@ from dualpath_cli.flops.plan import (
 )
 from dualpath_cli.model import DualPathLM, loss
 from dualpath_cli.model.block import DualPathBlock
-from dualpath_cli.model.layer_pass import LayerPass
+from dualpath_cli.model.layer_pass import LayerPass, ModelPass
 from dualpath_cli.model.positions import Positions, rope_tables
 from dualpath_cli.recipe.settings import OptimSettings
 from dualpath_cli.spec.config import Checkpointing, ModelConfig
@@ -76,6 +76,12 @@ SHAPES = {
     "dual, fixed gates": shape(gate="fixed"),
     "loop": shape(block="loop", n_heads=6, n_kv_heads=6),
     "wide": shape(block="wide", d_ffn_wide=960),
+    "dual, keys and values of the first step": shape(step_kv="first", n_kv_heads=2),
+    "dual, steps without a feed-forward": shape(deep_ffn=False),
+    "dual, a sublayer each step": shape(untied_steps=True),
+    "loop, all of these": shape(
+        block="loop", step_kv="first", deep_ffn=False, untied_steps=True
+    ),
     "wide, 8 experts": shape(block="wide", d_ffn_wide=960, n_experts=8),
 }
 
@@ -148,6 +154,59 @@ def test_a_block_saves_what_is_planned(config):
     assert_saved(config, backend=None)
 
 
+CORES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "added": {"injection": "add"},
+    "joined and routed": {"injection": "linear", "core_combination": "router"},
+    "routed": {"core_combination": "router"},
+}
+
+
+@pytest.mark.parametrize("last", [None, 1])
+@pytest.mark.parametrize("changes", CORES.values(), ids=CORES)
+def test_repetitions_of_a_core_save_what_is_planned(changes, last):
+    """Three of them, beside one."""
+    once, thrice = (
+        shape(
+            block="wide",
+            d_ffn_wide=480,
+            n_layers=3,
+            core=[1, 1],
+            core_loops=r,
+            **changes,
+        )
+        for r in (1, 3)
+    )
+    found = saved_by_model(thrice, last) - saved_by_model(once, last)
+    cluster = Cluster(micro_batch=6, backprop_loops=last)
+    planned = [plan(config, "ddp", cluster).saved for config in (thrice, once)]
+    per_token = 6 * once.max_seq_len
+    # the matrix as it is cast once
+    matrix = 4 * once.d_model**2 if "linear" in changes.values() else 0
+    assert (found - matrix) / per_token == pytest.approx(
+        (planned[0] - planned[1]) / per_token, rel=0.02, abs=64
+    )
+
+
+def saved_by_model(config: ModelConfig, last: int | None) -> int:
+    """Bytes that a forward pass without the head leaves for the backward pass."""
+    model = DualPathLM(config, seed=0)
+    for block in model.blocks:
+        assert isinstance(block, DualPathBlock)
+        checkpoint_block(block, "selective")
+    tokens_BT = torch.randint(config.vocab_size, (6, config.max_seq_len))
+    model_pass = ModelPass(backprop_loops=last)
+    kept: list[torch.Tensor] = []  # until the bytes are counted
+
+    def forward() -> None:
+        with torch.autocast("cpu", torch.bfloat16):
+            kept.append(model(tokens_BT, head=False, model_pass=model_pass))
+
+    forward()
+    kept.clear()
+    return allocations(forward)[0]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("checkpointing", ["selective", "none"])
 @pytest.mark.parametrize(
@@ -160,6 +219,9 @@ def test_a_block_saves_what_is_planned(config):
         "loop",
         "loop, one step",
         "wide",
+        "dual, keys and values of the first step",
+        "dual, steps without a feed-forward",
+        "loop, all of these",
     ],
 )
 def test_a_compiled_block_does_too(name, checkpointing):

@@ -5,6 +5,7 @@ import contextlib
 import copy
 import dataclasses
 import functools
+import json
 import math
 import os
 import re
@@ -19,6 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dualpath_cli.base.errors import UserError
+from dualpath_cli.base.ranges import parse_size
 from dualpath_cli.cli import launch
 from dualpath_cli.cli.arguments import read_arguments
 from dualpath_cli.cli.commands import COMMANDS
@@ -121,6 +123,16 @@ REVISIONS: dict[str, dict[str, Any]] = {
     "f80m_a50_k4_mean": {"model.combination": "mean"},
 }
 """Of the recipes of the authors' revision all that differs from f80m_a50_k4."""
+
+
+@pytest.mark.parametrize("budget", ["80M", "160M"])
+def test_the_models_with_a_core_are_those_that_flops_solves(budget, fit, output_of):
+    words = f"flops --budget {budget} --block wide --core 4-11 --core-loops 4"
+    solved = json.loads(output_of(*words.split(), "--format", "json"))["model"]
+    settings = fit(f"f{budget.lower()}_core_r4").settings
+    # a wide block has no K
+    assert ModelConfig(**solved) == dataclasses.replace(settings.model, loops=1)
+    assert settings.run.budget == parse_size(budget, "")
 
 
 @pytest.mark.parametrize("name", REVISIONS)

@@ -255,7 +255,7 @@ def test_the_map_runs_from_wide_over_even_to_deep_in_steps_that_look_equally_lar
     "deficiency", [None, "deuteranomaly", "protanomaly", "tritanomaly"]
 )
 def test_everybody_tells_families_in_their_shades_and_six_sources_apart(deficiency):
-    counts = {"wide": 1, "expanded": 1, "loop": 3, "dual": 9}  # as the study has them
+    counts = {"wide": 1, "expanded": 1, "core": 3, "loop": 3, "dual": 9}
     families = [
         figures.shades(FAMILY_COLORS[family], count) for family, count in counts.items()
     ]

@@ -5,7 +5,7 @@ import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 from rich.console import Console
 
@@ -16,8 +16,13 @@ from dualpath_cli.base.locks import exclusive
 from dualpath_cli.compare.configurations import FAMILIES, edge_of, siblings_of
 from dualpath_cli.compare.runs import TrainedRun, read_run
 from dualpath_cli.compare.sweep.cells import SweepCell, solve_cells
-from dualpath_cli.compare.sweep.costs import costs_of, measured_speeds, plan_table
-from dualpath_cli.compare.sweep.plan import RATE, plan_runs
+from dualpath_cli.compare.sweep.costs import (
+    costs_of,
+    measured_speeds,
+    plan_table,
+    records_of,
+)
+from dualpath_cli.compare.sweep.plan import RATE, plan_runs, shapes_of
 from dualpath_cli.compare.sweep.request import (
     LOCK,
     SWEEP,
@@ -72,7 +77,7 @@ def sweep(options: Sweep, recipe: Recipe) -> str:
 def _plan_and_run(design: Design, console: Console) -> str:
     options = design.options
     shared = shared_settings(design)
-    cells, notes = solve_cells(design.grid, shared.model)
+    cells, notes = solve_cells(design.grid, shared.model, shapes_of(design))
     runs = plan_runs(cells, design, shared)
     firsts = _first_of_each_configuration(runs)
     notes += _notes_on_experts(firsts)
@@ -222,7 +227,7 @@ def _write_request(
         "command": shlex.join(["dualpath", *sys.argv[1:]]),
         "cells": [
             {
-                "name": cell.name,
+                "name": cell.title,
                 "family": cell.family,
                 "budget": cell.budget,
                 "match": cell.match,
@@ -246,7 +251,7 @@ def _show_plan(design: Design, runs: Sequence[PlannedRun], console: Console) -> 
         speeds = dict.fromkeys(FAMILIES, tflops * 1e12)
 
     rows = costs_of(runs, speeds)
-    write_text(design.out / "plan.csv", format_csv([asdict(row) for row in rows]))
+    write_text(design.out / "plan.csv", format_csv(records_of(rows)))
     show(console, plan_table(rows, parallel_jobs(runs[0], design.options.jobs)))
 
 

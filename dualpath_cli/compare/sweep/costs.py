@@ -6,8 +6,9 @@ each family.
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import median
+from typing import Any
 
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.ranges import format_size
@@ -28,6 +29,7 @@ class ConfigurationCost:
     budget: int
     alpha: float | None
     loops: int
+    core_loops: int  # R; in plan.csv if a model repeats layers
     parameters: int
     non_embedding: int
     relative: float | None  # to PureWide of the same budget, if it is in the sweep
@@ -83,6 +85,7 @@ def _cost(
         cell.budget,
         cell.alpha,
         loops=1 if cell.model["block"] == "wide" else model.most_loops,
+        core_loops=model.core_loops,
         parameters=parameters,
         non_embedding=count.parameters_non_embedding(model),
         relative=wide and parameters / wide,
@@ -105,6 +108,15 @@ def _wide_parameters(runs: Iterable[PlannedRun]) -> dict[int, int]:
     for run in wides:
         found.setdefault(run.cell.budget, count.parameters(run.settings.model))
     return found
+
+
+def records_of(rows: Sequence[ConfigurationCost]) -> list[dict[str, Any]]:
+    """The rows of plan.csv."""
+    records = [asdict(row) for row in rows]
+    if all(row.core_loops == 1 for row in rows):
+        for record in records:
+            del record["core_loops"]
+    return records
 
 
 def plan_table(rows: Sequence[ConfigurationCost], jobs: int) -> Table:

@@ -10,7 +10,7 @@ from itertools import product
 from typing import Any
 
 from dualpath_cli.base.errors import UserError
-from dualpath_cli.compare.sweep.cells import SweepCell
+from dualpath_cli.compare.sweep.cells import SHAPING, Shape, SweepCell
 from dualpath_cli.compare.sweep.request import Design
 from dualpath_cli.compare.sweep.runs import PlannedRun, files_of
 from dualpath_cli.flops import count
@@ -34,6 +34,18 @@ class Variant:
     def name(self) -> str:
         words = [_word(key, value) for key, value in self.values.items()]
         return "-".join([self.cell.name, *words])
+
+
+def shapes_of(design: Design) -> list[Shape]:
+    """The combinations of those varied keys for whose values widths are solved."""
+    varied = {
+        name: design.varied[f"model.{name}"]
+        for name in SHAPING
+        if f"model.{name}" in design.varied
+    }
+    return [
+        dict(zip(varied, values, strict=True)) for values in product(*varied.values())
+    ]
 
 
 def plan_runs(
@@ -61,9 +73,16 @@ def _variants(cells: Sequence[SweepCell], design: Design) -> list[Variant]:
     found: dict[str, Variant] = {}
     for cell, combination in product(cells, product(*design.varied.values())):
         values = dict(zip(design.varied, combination, strict=True))
+        if any(values[f"model.{name}"] != cell.shape[name] for name in cell.shape):
+            continue  # its widths were solved for another value
+
         model = _model_of(cell, values, design.recipe)
-        own = {key: value for key, value in values.items() if has_effect(key, model)}
-        variant = Variant(_with_experts(cell, model), own)
+        own = {
+            key: value
+            for key, value in values.items()
+            if has_effect(key, model) and key.removeprefix("model.") not in cell.model
+        }
+        variant = Variant(_with_experts(replace(cell, shape={}), model), own)
         # By its text: True equals 1, but is another setting.
         found.setdefault(repr(variant), variant)
 
@@ -119,14 +138,14 @@ def _nested(key: str, value: Any) -> Recipe:
 def _model_of(
     cell: SweepCell, values: Mapping[str, Any], recipe: Recipe
 ) -> ModelConfig:
-    """The cell's model with its own experts, or the recipe's, where it has a wide
+    """The cell's model, with its own experts, or the recipe's, where it has a wide
     path."""
-    experts = {
+    varied = {
         name: values[f"model.{name}"]
-        for name in ("n_experts", "top_k")
+        for name in ("n_experts", "top_k", *SHAPING)
         if f"model.{name}" in values
     }
-    section = merge(recipe, {"model": experts | cell.model})["model"]
+    section = merge(recipe, {"model": varied | cell.model})["model"]
 
     kinds = section["block"]
     n = section.get("n_experts", 0)

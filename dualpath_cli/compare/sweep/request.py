@@ -51,10 +51,11 @@ class Sweep:
     alphas: str = "25,50,75"
     """Percent of a dual block's FLOPs in its deep path; none trains only controls."""
     loops: str = "2,4"
-    """Numbers K of loops, of dual and loop blocks alike."""
+    """Numbers K of loops, of dual and loop blocks alike; also R of the control core."""
     controls: str = "wide,loop"
-    """Controls beside the dual models, or none: wide is PureWide, loop PureLoop,
-    expanded PureWide of K times the layers."""
+    """Controls beside the dual models, or none: wide is PureWide, loop PureLoop, core
+    PureWide whose middle half is applied R times, at equal FLOPs and at equal
+    parameters, expanded PureWide of K times the layers."""
     positions: bool = False
     """Where does a loop pay? Give one layer at a time a deep path, at each place in
     turn; all other layers are PureWide of equal FLOPs."""

@@ -48,9 +48,9 @@ class PlannedRun(SeededRun):
     @property
     def flops(self) -> float:
         """FLOPs of the whole training."""
-        loops = loop_counts(self.settings.run)
-        model = self.settings.model
-        each = count.over_loops(count.training_flops_per_token, model, loops)
+        run = self.settings.run
+        counted = count.training_flops_of(run)
+        each = count.over_loops(counted, self.settings.model, loop_counts(run))
         return each * self.tokens
 
     @property

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dualpath_cli.base.errors import UserError
-from dualpath_cli.compare.sweep.cells import CONTROLS, Grid, SweepCell, solve_cells
+from dualpath_cli.compare.sweep.cells import Grid, SweepCell, solve_cells
 from dualpath_cli.flops.count import mean_layer_flops, parameters_non_embedding
 from dualpath_cli.spec.config import ModelConfig
 
@@ -30,13 +30,13 @@ def wanted(**changes: Any) -> Grid:
         "budgets": [600_000],
         "alphas": [25, 50, 75],
         "loops": [2, 4],
-        "controls": CONTROLS,
+        "controls": ("wide", "loop", "expanded"),
     }
     return Grid(**plain | changes)
 
 
 def model_of(cell: SweepCell, backbone: ModelConfig = SMALL) -> ModelConfig:
-    return replace(backbone, **cell.model)
+    return replace(backbone, **{**cell.shape, **cell.model})
 
 
 def flops(cell: SweepCell, part: str) -> float:
@@ -90,6 +90,75 @@ def test_controls_spend_what_the_dual_ones_spend():
     assert (expanded.n_layers, expanded.block) == (16, "wide")
     sizes = [parameters_non_embedding(model) for model in (wide, expanded)]
     assert sizes[1] == pytest.approx(sizes[0], rel=0.01)
+
+
+@given(
+    layers=st.integers(1, 7),
+    injection=st.sampled_from(["none", "add", "linear"]),
+    total=st.booleans(),
+)
+def test_a_core_is_the_middle_half_at_equal_flops_and_at_equal_parameters(
+    layers, injection, total
+):
+    backbone = replace(SMALL, n_layers=layers)
+    match = "total" if total else "linear"
+    asked = wanted(alphas=[], controls=["wide", "core"], match=match)
+    found, notes = solve_cells(asked, backbone, [{"injection": injection}])
+    assert not notes
+    wide, *cores = ((cell, model_of(cell, backbone)) for cell in found)
+    names = [cell.name for cell, _ in cores]
+    assert names == ["core_r2", "core_r4", "core_r2_params", "core_r4_params"]
+
+    for cell, model in cores:
+        before, core, behind = model.stretches
+        assert 0 <= len(core) - len(before) - len(behind) <= 1
+        assert 0 <= len(behind) - len(before) <= 1
+        assert model.core_loops == int(cell.name[6])
+        part = mean_layer_flops(model)
+        spent = part["linear_total"] + total * part["attention_scores"]
+        due = 600_000 + total * 5 * 2 * 256 * 64
+        assert cell.spent == pytest.approx(spent / due)
+        if "params" in cell.name:
+            # but for the gains of later repetitions, and the injection
+            own = len(core) * (model.core_loops - 1)
+            own += 2 * 64**2 * (injection == "linear")
+            size = parameters_non_embedding(model) - own
+            assert size == parameters_non_embedding(wide[1])
+        else:
+            assert cell.spent == pytest.approx(1, abs=0.01)
+
+
+@given(
+    loops=st.integers(2, 4),
+    total=st.booleans(),
+    shapes=st.lists(
+        st.fixed_dictionaries(
+            {
+                "core": st.sampled_from([None, [0, 0], [1, 2], [0, 3]]),
+                "core_loops": st.integers(1, 4),
+                "injection": st.sampled_from(["none", "linear"]),
+                "step_kv": st.sampled_from(["own", "first"]),
+                "deep_ffn": st.booleans(),
+            }
+        ),
+        min_size=1,
+        max_size=3,
+    ),
+)
+def test_widths_are_solved_for_each_value_that_changes_flops(loops, total, shapes):
+    match = "total" if total else "linear"
+    asked = wanted(
+        budgets=[2_000_000], alphas=[50], loops=[loops], controls=["wide"], match=match
+    )
+    cells, notes = solve_cells(asked, SMALL, shapes)
+    assert len({cell.title for cell in cells}) == len(cells)
+    for cell in cells:
+        part = mean_layer_flops(model_of(cell))
+        spent = part["linear_total"] + total * part["attention_scores"]
+        due = 2_000_000 + total * (loops + 1) * 2 * 256 * 64
+        assert cell.spent == pytest.approx(spent / due)
+        named = any(note.startswith(f"{cell.title} spends") for note in notes)
+        assert (abs(cell.spent - 1) <= 0.01) != named
 
 
 def test_a_sweep_of_what_cannot_be_is_refused_with_a_way_out():

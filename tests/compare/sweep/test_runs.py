@@ -15,7 +15,7 @@ from dualpath_cli.cli.main import main
 from dualpath_cli.compare.sweep import costs, runner
 from dualpath_cli.compare.sweep.cells import solve_cells
 from dualpath_cli.compare.sweep.command import check_different, shared_settings
-from dualpath_cli.compare.sweep.plan import plan_runs
+from dualpath_cli.compare.sweep.plan import plan_runs, shapes_of
 from dualpath_cli.compare.sweep.request import Design
 from dualpath_cli.compare.sweep.runs import PlannedRun, write_recipes
 from dualpath_cli.recipe import recipes
@@ -120,7 +120,7 @@ def test_each_configuration_is_checked_before_anything_is_trained(
 
 def runs_for(design: Design) -> list[PlannedRun]:
     shared = shared_settings(design)
-    cells, _ = solve_cells(design.grid, shared.model)
+    cells, _ = solve_cells(design.grid, shared.model, shapes_of(design))
     return plan_runs(cells, design, shared)
 
 
@@ -156,6 +156,26 @@ NAMES = {
             f"a50_k2-n_experts_{n}-lr_scale_router_{scale}"
             for n in ("0", "4-top_k_1", "4-top_k_2")
             for scale in (1, 3)
+        ),
+    ],
+    "model.core=null,[0,1]; model.core_loops=1,2; model.injection=none,add": [
+        f"{cell}-core_{core}"
+        for cell in ("wide", "loop_k2", "a50_k2")
+        for core in (
+            "null",
+            "0+1-core_loops_1",
+            "0+1-core_loops_2-injection_none",
+            "0+1-core_loops_2-injection_add",
+        )
+    ],
+    "model.step_kv=own,first; model.untied_steps=false,true; model.core=[1,1]; "
+    "--controls=core": [
+        "core_r2",
+        "core_r2_params",
+        *(
+            f"a50_k2-step_kv_{kv}-untied_steps_{untied}-core_1+1"
+            for kv in ("own", "first")
+            for untied in ("false", "true")
         ),
     ],
     "optim.lr_scale={hidden: 2},{}; optim.base_width=16,32; --controls=wide": [
