@@ -271,10 +271,8 @@ class Intervention:
         if any(field is not None for field in changes_loops):
             changes_core = self.loops is None and not set(core).isdisjoint(numbers)
             if kinds == {"wide"} and not changes_core:
-                problem = f"{place} has only wide blocks, so it has no loop"
-                if core:
-                    problem += " of steps: R=2 forces repetitions of the core"
-                return problem
+                hint = " of steps: R=2 forces repetitions of the core" if core else ""
+                return f"{place} has only wide blocks, so it has no loop{hint}"
             problem = self._problem_of_loops(config, numbers)
             if problem:
                 return problem

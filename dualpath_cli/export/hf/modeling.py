@@ -20,7 +20,7 @@ from transformers.cache_utils import Cache as TransformersCache
 from transformers.cache_utils import DynamicCache, DynamicLayer
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from dualpath_cli.decoding.cache import Cache, LayerCache
+from dualpath_cli.decoding.cache import Cache, KeysAndValues, LayerCache
 from dualpath_cli.decoding.decoding_pass import forward
 from dualpath_cli.export.hf.configuration import DualPathConfig
 from dualpath_cli.model.block import DualPathBlock
@@ -120,7 +120,7 @@ class _Past(Cache):
         for caches in self.layers:
             for repetition, cache in enumerate(caches):
                 wide = next(slots)
-                deep = [next(slots) for _ in cache.deep]
+                deep: list[KeysAndValues] = [next(slots) for _ in cache.deep]
                 caches[repetition] = LayerCache(wide, deep)
 
     def extend(

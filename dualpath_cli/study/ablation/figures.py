@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from itertools import cycle
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -65,7 +65,8 @@ def _forced(
     forced = []
     for result in results:
         count = count_of(result)
-        if count and result.intervention == Intervention(**{number.field: count}):
+        only_this: dict[str, Any] = {number.field: count}
+        if count and result.intervention == Intervention(**only_this):
             forced.append(result)
 
     counts = sorted({count_of(result) for result in forced})
