@@ -251,10 +251,10 @@ class Intervention:
             _, core, _ = config.stretches
             repeats = self.loops is None and not set(core).isdisjoint(numbers)
             if kinds == {"wide"} and not repeats:
-                problem = f"{place} has only wide blocks, so it has no loop"
-                if core:
-                    problem += " of steps: R=2 forces repetitions of the core"
-                return problem
+                of_steps = (
+                    " of steps: R=2 forces repetitions of the core" if core else ""
+                )
+                return f"{place} has only wide blocks, so it has no loop{of_steps}"
             problem = self._problem_of_loops(config, numbers)
             if problem:
                 return problem
