@@ -48,7 +48,7 @@ CORE_READOUTS = {
 Label = int | str  # of a place, behind the word layer: 5, or `5, r 2` in a core
 
 
-class Place(NamedTuple):
+class GatedPlace(NamedTuple):
     """An application of a layer with gates."""
 
     layer: int  # from 0
@@ -61,13 +61,14 @@ class Place(NamedTuple):
         return f"{self.layer}, r {self.repetition}"
 
 
-def gated_places(config: ModelConfig) -> list[Place]:
+def gated_places(config: ModelConfig) -> list[GatedPlace]:
     """The applications of layers with gates, in the order of a forward pass."""
     places = []
     for layer, repetition in config.applications():
         repeats = config.layers[layer].core_loops > 1
         if config.block_kinds[layer] == "dual":
-            places.append(Place(layer, repetition + 1 if repeats else None))
+            repetition_from_1 = repetition + 1 if repeats else None
+            places.append(GatedPlace(layer, repetition_from_1))
     return places
 
 
