@@ -74,7 +74,8 @@ def _plot_depth(
     every = 1 if len(mean.layers) <= 8 else 2
     ax.set(xlabel="layer", xticks=mean.axis[::every])
     if mean.core:
-        ax.set_xticklabels(map(str, mean.layers[::every]), rotation=90)
+        labels = [str(label) for label in mean.layers[::every]]
+        ax.set_xticklabels(labels, rotation=90)
 
 
 CORE_TITLES = {

@@ -67,7 +67,8 @@ def gated_places(config: ModelConfig) -> list[GatedPlace]:
     for layer, repetition in config.applications():
         repeats = config.layers[layer].core_loops > 1
         if config.block_kinds[layer] == "dual":
-            places.append(GatedPlace(layer, repetition + 1 if repeats else None))
+            repetition_from_1 = repetition + 1 if repeats else None
+            places.append(GatedPlace(layer, repetition_from_1))
     return places
 
 
