@@ -24,6 +24,7 @@ but one.
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from dualpath_cli.flops import shapes
 from dualpath_cli.spec.config import (
@@ -226,7 +227,8 @@ def over_loops(
 
     total: float = 0  # whole, where steps are
     for loops, n in steps.items():
-        total += n * counted(replace(config, **{config.varied_loops: loops}))
+        varied: dict[str, Any] = {config.varied_loops: loops}
+        total += n * counted(replace(config, **varied))
     return total / sum(steps.values())
 
 
