@@ -9,8 +9,9 @@ it is looked up and not computed again. Without a line shared with
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -38,34 +39,27 @@ class Place:
     """The pass that each token comes in."""
     saving: Intervention
 
-    def kept(self, seen: list[list[Seen]], k: int, K: int) -> list[Seen]:
-        """What this token sees of those before it in step k of K, from 1.
+    def in_step(self, seen: list[list[Seen]], k: int, K: int) -> list[Seen]:
+        """What it sees of the tokens before it in step k of K, from 1."""
+        return [steps[self.written(past, k, K) - 1] for past, steps in enumerate(seen)]
 
-        A token of an earlier pass is seen through the slot that step k shares: the
-        last step that wrote the slot is what the slot holds.
-        """
-        last = self.last_in_slot(k, K)
-        return [
-            steps[(k if self._together(past) else last) - 1]
-            for past, steps in enumerate(seen)
-        ]
-
-    def last_in_slot(self, k: int, K: int) -> int:
-        """The last of K steps, or repetitions, that writes the slot of the k-th, from
+    def in_repetition(
+        self, caches: Caches, layer: int, r: int, R: int
+    ) -> list[list[Seen]]:
+        """What it sees of the tokens before it in repetition r of R of a layer, from
         1."""
+        return [caches[layer, self.written(past, r, R)][past] for past in range(self.t)]
+
+    def written(self, past: int, k: int, K: int) -> int:
+        """The step of K that wrote what it sees of another token in step k.
+
+        Tokens of one pass see each other in every step; one of an earlier pass left
+        what the last step wrote into the slot of k.
+        """
+        if self.pass_of[past] == self.pass_of[self.t]:
+            return k
         slots = min(self.saving.kv_slots or K, K)
-        return max(other for other in range(1, K + 1) if (other - k) % slots == 0)
-
-    def _together(self, past: int) -> bool:
-        return self.pass_of[past] == self.pass_of[self.t]
-
-    def seen_in(self, caches: Caches, layer: int, r: int, R: int) -> list[list[Seen]]:
-        """What this token sees of those before it in repetition r of R of a layer."""
-        last = self.last_in_slot(r, R)
-        return [
-            caches[layer, r if self._together(past) else last][past]
-            for past in range(self.t)
-        ]
+        return max(step for step in range(1, K + 1) if (step - k) % slots == 0)
 
 
 def logits(
@@ -83,7 +77,7 @@ def logits(
     pass_of = [
         n for n, length in enumerate(passes or [1] * len(tokens)) for _ in range(length)
     ]
-    caches = defaultdict(list), defaultdict(list)  # of deep paths, of wide ones
+    caches: tuple[Caches, Caches] = defaultdict(list), defaultdict(list)  # deep, wide
     out, taken = [], []
     for t, token in enumerate(tokens):
         place = Place(t, pass_of, saving)
@@ -102,9 +96,11 @@ def _token(
 ) -> tuple[Tensor, list[int]]:
     """The state of a token behind all layers, and the steps that it took in each."""
     prelude, core, coda = stretches(config)
-    counts = []
+    counts: list[int] = []
 
-    def through(layers: list[int], x: Tensor, r: int = 1, stopped: bool = False):
+    def through(
+        layers: list[int], x: Tensor, r: int = 1, stopped: bool = False
+    ) -> Tensor:
         for layer in layers:
             x, count = _layer(weights, config, layer, r, x, place, caches, stopped)
             counts.append(count)
@@ -112,25 +108,36 @@ def _token(
 
     x = through(prelude, weights["embed.weight"][token])
     if core:
-        e, states = x, []
-        R = place.saving.core_loops or config.core_loops
-        routed = config.core_combination == "router" and config.core_loops > 1
-        remaining: Tensor | float = 1.0
-        stopped = False
-        for r in range(1, R + 1):
-            if r > 1 and not stopped:
-                x = reference.injected(weights, config, x, e)
-            x = through(core, x, r, stopped)
-            states.append(x)
-            if routed and not stopped and place.saving.halting is not None:
-                if r < R:
-                    q = reference.halting(
-                        below(weights, "core"), config, x, r, R, config.core_loops
-                    )
-                    remaining = remaining * (1 - q)
-                stopped = bool(remaining <= place.saving.halting)
-        (x,) = reference.core_output(weights, config, [[state] for state in states])
+        x = _core(weights, config, x, place.saving, partial(through, core))
     return through(coda, x), counts
+
+
+def _core(
+    weights: Weights,
+    config: ModelConfig,
+    e: Tensor,
+    saving: Intervention,
+    repeat: Callable[[Tensor, int, bool], Tensor],
+) -> Tensor:
+    """The core's output of one token, which may stop in it."""
+    R = saving.core_loops or config.core_loops
+    routed = config.core_combination == "router" and config.core_loops > 1
+    remaining: Tensor | float = 1.0
+    x, states, stopped = e, [], False
+    for r in range(1, R + 1):
+        if r > 1 and not stopped:
+            x = reference.injected(weights, config, x, e)
+        x = repeat(x, r, stopped)
+        states.append(x)
+        if routed and not stopped and r < R:
+            router, trained = below(weights, "core"), config.core_loops
+            q = reference.halting(router, config, x, r, R, trained)
+            remaining = remaining * (1 - q)
+        if routed and saving.halting is not None:
+            stopped = bool(remaining <= saving.halting)
+    # The state of a token that has stopped is that of all later repetitions.
+    (y,) = reference.core_output(weights, config, [[state] for state in states])
+    return y
 
 
 def _layer(
@@ -149,30 +156,29 @@ def _layer(
     """
     here = reference.weights_of(weights, config, layer, r)
     own, saving = of_layer(config, layer), place.saving
-    R = 1
-    if config.core_loops > 1 or saving.core_loops:
-        _, core, _ = stretches(config)
-        R = (saving.core_loops or config.core_loops) if layer in core else 1
+    _, core, _ = stretches(config)
+    R = (saving.core_loops or config.core_loops) if layer in core else 1
     g_d, g_w = 1.0, 1.0
+    least = 0.0  # of a gate whose path is taken
     if own.block == "dual":
         g_d, g_w = reference.gates(below(here, "gate"), config, x)
-    skips = own.block == "dual" and saving.skip is not None
+        least = saving.skip or 0.0
     y, count = torch.zeros_like(x), 0
     if own.block != "wide":
-        skipped = stopped or (skips and bool(g_d < saving.skip))
-        seen = place.seen_in(caches[0], layer, r, R)
-        h, count, kept = _deep(below(here, "deep"), own, x, seen, place, skipped)
+        before = place.in_repetition(caches[0], layer, r, R)
+        skipped = stopped or bool(g_d < least)
+        h, count, kept = _deep(below(here, "deep"), own, x, before, place, skipped)
         caches[0][layer, r].append(kept)
         y = y + g_d * h
     if own.block != "loop":
-        at = below(here, "wide.sublayer")
-        seen = place.seen_in(caches[1], layer, r, R)
-        itself = _seen(at, own, x, place.t)
+        at, t = below(here, "wide.sublayer"), place.t
+        before = place.in_repetition(caches[1], layer, r, R)
+        itself = _seen(at, own, x, t)
         caches[1][layer, r].append([itself])
         h = x
-        if not stopped and not (skips and bool(g_w < saving.skip)):
+        if not stopped and g_w >= least:
             s = reference.softplus(here["wide.gain"].sum())
-            h = _sublayer(at, own, x, place.t, s, [*(kept for (kept,) in seen), itself])
+            h = _sublayer(at, own, x, t, s, [*(seen for (seen,) in before), itself])
         y = y + g_w * h
     return (x if stopped else y), count
 
@@ -213,7 +219,7 @@ def _deep(
         kept.append(kept[0] if shared else _seen(at, config, h, place.t, film))
         if not frozen:
             s = reference.softplus(weights["gains"][min(k, trained) - 1])
-            seen = [*place.kept(before, k, K), kept[-1]]
+            seen = [*place.in_step(before, k, K), kept[-1]]
             h = _sublayer(at, config, h, place.t, s, seen, film)
             count += 1
             if k < K and routed:
