@@ -139,6 +139,10 @@ class Target:
             shared = kv_flops(self.d_model, self.n_heads, self.n_kv_heads)
         return deep_flops(self.loops, self.projections, shared)
 
+    def ffn(self, width: int | None) -> int:
+        """FLOPs of a SwiGLU of a configured width; 0 without one."""
+        return 6 * self.d_model * effective_width(width or 0, self.multiple_of)
+
     def exact_widths(self) -> tuple[Fraction | None, Fraction | None]:
         """Effective widths (deep, wide) that spend the budget exactly; None for a
         missing path, or one without a feed-forward."""
@@ -166,16 +170,11 @@ class Target:
         Counted as in ``matched_budget``: linear FLOPs, and attention scores under match
         total.
         """
-
-        def ffn(width: int | None) -> int:
-            effective = effective_width(width or 0, self.multiple_of)
-            return 6 * self.d_model * effective
-
         flops = self.off_the_top
         if self.block != "wide":
-            flops += self.deep_projections + self.loops * ffn(d_ffn)
+            flops += self.deep_projections + self.loops * self.ffn(d_ffn)
         if self.block != "loop":
-            flops += self.projections + ffn(d_ffn_wide)
+            flops += self.projections + self.ffn(d_ffn_wide)
 
         spent = self.applications * flops + self.injection_flops
         if self.match == "total":

@@ -17,7 +17,7 @@ recipe's, that brings each of them to within 1 % of it (`widths.TOLERANCE`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from fractions import Fraction
 from itertools import chain, product
 from typing import Any, TypeVar
@@ -26,8 +26,15 @@ from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.ranges import format_size
 from dualpath_cli.compare.configurations import Family
 from dualpath_cli.flops.count import gate_flops
-from dualpath_cli.flops.widths import TOLERANCE, FlopMatch, Target, solve_widths
+from dualpath_cli.flops.widths import (
+    TOLERANCE,
+    FlopMatch,
+    Target,
+    Widths,
+    solve_widths,
+)
 from dualpath_cli.recipe.keys import has_effect
+from dualpath_cli.recipe.settings import settings_from
 from dualpath_cli.spec.config import ModelConfig
 
 CONTROLS = ("wide", "loop", "core", "expanded")  # as --controls names them
@@ -120,10 +127,9 @@ def solve_cells(
 
 def _with_shape(backbone: ModelConfig, shape: Shape) -> ModelConfig:
     """Raises UserError for values that no width can be solved for."""
-    try:
-        changed = replace(backbone, **shape)
-    except ValueError as error:
-        raise UserError(f"--set model: {error}") from None
+    changed = backbone
+    if shape:
+        changed = settings_from({"model": {**asdict(backbone), **shape}}).model
 
     for name in ("step_kv", "deep_ffn"):
         value = getattr(changed, name)
@@ -149,6 +155,11 @@ def _notes_on_controls(grid: Grid, backbones: Sequence[ModelConfig]) -> list[str
     looped = "loop" in grid.controls or "expanded" in grid.controls
     if looped and 1 in grid.loops:
         notes.append("no loop or expanded cell at K = 1: that is PureWide")
+    if len(grid.alphas) > 1 and not all(backbone.deep_ffn for backbone in backbones):
+        notes.append(
+            f"alpha follows where steps have no feed-forward: only a{grid.alphas[0]:g} "
+            "there"
+        )
     if "core" in grid.controls and 1 in grid.loops:
         notes.append("no core cell at R = 1: that is PureWide")
     return notes
@@ -231,7 +242,7 @@ class _Kind:
             self.family,
             self.budget,
             target.match,
-            alpha=target.alpha if self.family == "dual" else None,
+            alpha=_alpha(target, widths) if self.family == "dual" else None,
             model=model,
             spent=float(spent),
             layers_times=self.layers_times,
@@ -252,6 +263,15 @@ class _Kind:
         widths = [width] * self.n_layers
         widths[self.place] = own_wide
         return {"block": blocks, "d_ffn_wide": widths}
+
+
+def _alpha(target: Target, widths: Widths) -> float:
+    """Percent of the deep path; without a feed-forward it follows from the widths."""
+    if target.deep_ffn:
+        return target.alpha
+    deep = target.deep_projections
+    wide = target.projections + target.ffn(widths.d_ffn_wide)
+    return round(100 * deep / (deep + wide), 2)
 
 
 def _share_spent(target: Target, d_ffn: int | None, d_ffn_wide: int | None) -> Fraction:
@@ -328,7 +348,9 @@ def _kinds(grid: Grid, budget: int, backbone: ModelConfig) -> Iterator[_Kind]:
             )
     if "core" in grid.controls:
         yield from _cores(looped, budget, wide)
-    for alpha, k in product(grid.alphas, grid.loops):
+    # Without a feed-forward alpha decides nothing: the first one names the cells.
+    alphas = grid.alphas if dual.deep_ffn else grid.alphas[:1]
+    for alpha, k in product(alphas, grid.loops):
         target = replace(dual, alpha=alpha, loops=k)
         yield from by_place(f"a{alpha:g}_k{k}", "dual", target)
     linear = grid.match == "linear"
