@@ -8,7 +8,7 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import torch
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.data.tokenizer import Tokenizer
 from dualpath_cli.model import DualPathLM
+from dualpath_cli.model.routing import RoutingTrace
 from dualpath_cli.spec.intervention import Intervention
 from tests.export.conftest import Exported, Pair, export, load, model_of
 from tests.training.tiny_run import LONG
@@ -44,9 +45,23 @@ OTHER: dict[str, Any] = {
     "document_start": END,
 }
 """All that a model may have otherwise."""
+CORE: dict[str, Any] = {
+    "block": ["wide", "dual", "loop", "wide"],
+    "n_layers": 4,
+    "loops": [1, 2, 3, 1],
+    "core": [1, 2],
+    "core_loops": 2,
+    "injection": "linear",
+    "core_combination": "router",
+    "untied_steps": [False, True, False, False],
+    "step_kv": ["own", "own", "first", "own"],
+    "deep_ffn": [True, True, False, True],
+}
+"""A stretch of layers in a loop, and steps that share less, or more, than weights."""
 MODELS = [
     {},
     OTHER,
+    CORE,
     {"n_experts": 4, "top_k": 2},
     pytest.param({"block": "wide", "qk_norm": "none"}, marks=rare),
     pytest.param({"gate": "fixed", "combination": "mean"}, marks=rare),
@@ -100,7 +115,13 @@ def test_logits_are_the_checkpoints(pair):
     tokens = some_tokens(ours)
     wanted = ours(tokens)
     torch.testing.assert_close(theirs(tokens).logits, wanted, atol=1e-6, rtol=0)
-    for other in ({"loops": 1}, {"loops": 3}, {"gates": (1.0, 0.0)}):
+    for other in (
+        {"loops": 1},
+        {"loops": 3},
+        {"gates": (1.0, 0.0)},
+        {"core_loops": 1},
+        {"core_loops": 3},
+    ):
         intervention = Intervention(**other)
         if intervention.problem(ours.config) is None:
             changed = ours(tokens, intervention=intervention)
@@ -196,6 +217,36 @@ def test_states_losses_and_hooks(exported):
     logits = theirs(tokens, attention_mask=mask).logits
     assert torch.equal(theirs.get_output_embeddings()(read), logits)
     assert theirs(tokens, return_dict=False)[0].shape == outputs.logits.shape
+
+
+def test_each_application_of_a_layer_has_a_place_in_states_routing_and_cache(exported):
+    run, folder = exported(model=CORE)
+    ours, theirs = model_of(run), load(folder)
+    tokens, trace = some_tokens(ours), RoutingTrace(keeps_states=True)
+    ours(tokens, trace=trace)
+    outputs = theirs(tokens, output_hidden_states=True, output_routing=True)
+    layers = outputs.routing.layers
+    places = [(0, 0), (1, 0), (2, 0), (1, 1), (2, 1), (3, 0)]
+    assert [(layer.layer, layer.repetition) for layer in layers] == places
+    assert len(outputs.hidden_states) == len(places) + 1
+    for found, layer in zip(outputs.hidden_states, trace.layers, strict=False):
+        torch.testing.assert_close(found, layer.x)
+    for name in ("step_weights", "step_sizes"):
+        wanted = getattr(trace.core, name)
+        torch.testing.assert_close(getattr(outputs.routing.core, name), wanted)
+    # documents; wide; twice a dual layer of two steps and a loop that keeps one; wide
+    kept = [slot for slot in outputs.past_key_values.layers if slot.get_seq_length()]
+    assert len(kept) == 1 + 1 + 2 * ((1 + 2) + 1) + 1
+    assert "Layers 1 to 2, counted from 0" in (folder / "README.md").read_text()
+
+
+def test_steps_of_attention_alone_need_no_width(exported):
+    model = {"block": "loop", "deep_ffn": False, "d_ffn": None, "d_ffn_wide": None}
+    run, folder = exported(model=model)
+    ours, theirs = model_of(run), load(folder)
+    assert asdict(theirs.config.model) == asdict(ours.config)
+    tokens = some_tokens(ours)
+    torch.testing.assert_close(theirs(tokens).logits, ours(tokens), atol=1e-6, rtol=0)
 
 
 def test_what_it_cannot_do_is_said(exported):

@@ -14,12 +14,21 @@ from dualpath_cli.recipe.settings import Settings
 from dualpath_cli.report.table import Column, Table, markdown
 from dualpath_cli.run.run_folder import VALIDATION, Run, mapping_of
 from dualpath_cli.run.tables import read_table
+from dualpath_cli.spec.config import ModelConfig
 
 ABOUT = """\
 A language model of the paper "A Dual-Path Architecture for Scaling Compute and Capacity
 in LLMs". A `dual` layer runs a deep sublayer K times (`loops`) with shared weights
 beside a wide sublayer, and gates per token add them up. A `loop` layer has only
 the deep sublayer, a `wide` layer the wide one. Written by dualpath {}."""
+CORE = """\
+Layers {first} to {last}, counted from 0, are the core: they run {loops} times, one
+after the other, with shared weights (`core`, `core_loops`). Each repetition has its own
+gains. In `outputs.routing`, `layers` has an entry for each application of a layer, and
+`core` the repetitions as steps."""
+UNTIED = """\
+Where `untied_steps` is true, the K sublayers of a deep path have weights of their
+own."""
 USE = """```python
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
@@ -84,13 +93,26 @@ def model_card(
     name = as_text(f"{settings.run.recipe}/{settings.run.name}")
     sections = [
         f"# {name}, step {run.step:,}",
-        ABOUT.format(package_versions(["dualpath"])["dualpath"]),
+        *_about(settings.model),
         f"## Model\n\n{table}\n\n```yaml\n{dump(shown)}```",
         _validation(run, settings),
         f"## Use\n\n{USE}",
     ]
     text = "\n\n".join(section for section in sections if section)
     return str(ModelCard(f"---\n{front.to_yaml()}\n---\n\n{text}\n"))
+
+
+def _about(model: ModelConfig) -> list[str]:
+    """Paragraphs about the architecture."""
+    paragraphs = [ABOUT.format(package_versions(["dualpath"])["dualpath"])]
+    if model.core is not None and model.core_loops > 1:
+        first, last = model.core
+        text = CORE.format(first=first, last=last, loops=model.core_loops)
+        paragraphs.append(text)
+
+    if any(layer.untied_steps for layer in model.layers):
+        paragraphs.append(UNTIED)
+    return paragraphs
 
 
 def _pretrained_rows(run: Run, origin: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -77,7 +77,7 @@ class _Past(Cache):
 
     Layer 0 of that cache holds the number of each token's document, -1 for padding:
     beams, cropping and repeating then apply to the numbers, too. A layer for each wide
-    path and for each step of a deep path follows.
+    path and for each step of a deep path follows, in the core once for each repetition.
     """
 
     def __init__(self, past: Any, config: ModelConfig, tokens: torch.Tensor) -> None:
@@ -393,9 +393,10 @@ class DualPathForCausalLM(PreTrainedModel, GenerationMixin):
         fields of Intervention, such as ``{"loops": 2}`` or ``{"gates": (1.0, 0.0)}``;
         `token_mask` (B, T) is True at the tokens that it changes, by default all.
         `generate` takes both. `cache` is the name of `past_key_values` since
-        transformers 5.24. `output_routing` gives ``outputs.routing`` with the state
-        after each loop; a forward hook on ``model.blocks[n].deep.sublayer`` sees these
-        states, too.
+        transformers 5.24. `output_hidden_states` gives the stream before each
+        application of a layer, and last after the final norm. `output_routing` gives
+        ``outputs.routing`` with the state after each loop; a forward hook on
+        ``model.blocks[n].deep.sublayer`` sees these states, too.
 
         Raises ValueError for arguments without a meaning here, such as `position_ids`,
         an impossible intervention, a mask of other than 2 dimensions, and a cache of
