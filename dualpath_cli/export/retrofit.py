@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     from dualpath_cli.model import DualPathLM
 
 EXACT, NEAR = 1e-4, 2e-2
-"""The most by which logits may be off, of their norm: by rounding, and with loops."""
+"""The most by which logits may be off, of their norm: by rounding, and with silent
+loops."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,10 +48,12 @@ class Retrofit:
     """Writes a pretrained Llama, Mistral or Qwen3 as a dual-path model that computes
     the same, or nearly the same: an exported folder, which is the RUN of every command
     but compare. New loops begin nearly silent, new paths silent; `fit --run.init_from
-    FOLDER` trains them.
+    FOLDER` trains them. --core loops over a stretch of layers instead.
 
       dualpath retrofit --pretrained HuggingFaceTB/SmolLM2-135M --block loop \\
           --loops 4 --out loop4
+      dualpath retrofit --pretrained HuggingFaceTB/SmolLM2-135M --core 9-20 \\
+          --loops 4 --out core4
     """
 
     pretrained: Place
@@ -62,7 +65,18 @@ class Retrofit:
     """wide: layers as they are. loop: each layer is a deep path. dual: each layer gets
     a new path beside it. Or a list with one kind per layer."""
     loops: int | list[int] = 4
-    """K, the loops of a deep path; or a list with one number per layer."""
+    """K, the loops of a deep path; or a list with one number per layer. With --core R,
+    how often the core is applied."""
+    core: str | None = None
+    """FIRST-LAST, both included: the layers, from 0, that are applied R times one after
+    the other, with shared weights."""
+    injection: Literal["none", "linear"] = "none"
+    """Input of the core before each repetition but the first: none, not used again;
+    linear, joined to the state by a learned matrix, which starts as the identity on the
+    state."""
+    damping: float | None = None
+    """Gains of the repetitions after the first, which has 1; by default 0.0009, nearly
+    silent. The loss then differs from the start, and is printed."""
     path: Literal["deep", "wide"] = "deep"
     """Path of a dual block that a pretrained layer becomes; the other path is new."""
     alpha: float = 50
@@ -76,8 +90,18 @@ class Retrofit:
     given: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        check_ranges(self, {"alpha": (0.1, 99.9)})
+        check_ranges(self, {"alpha": (0.1, 99.9), "damping": (0.001, 1)})
         check_license(self.license)
+        if self.core is not None:
+            self._check_core(self.core)
+            return
+
+        for option in ("injection", "damping"):
+            if option in self.given:
+                raise UserError(
+                    f"--{option} has no effect without --core; leave it out, or give "
+                    "--core FIRST-LAST"
+                )
 
         blocks = {self.block} if isinstance(self.block, str) else set(self.block)
         effective = {"loops": ["loop", "dual"], "path": ["dual"], "alpha": ["dual"]}
@@ -87,6 +111,28 @@ class Retrofit:
                     f"--{option} has no effect on --block {', '.join(sorted(blocks))}; "
                     f"leave it out, or choose --block {' or '.join(choices)}"
                 )
+
+    def _check_core(self, core: str) -> None:
+        """Raises UserError for another form, and for options that exclude a core."""
+        if not re.fullmatch(r"\d{1,5}-\d{1,5}", core):
+            raise UserError(
+                f"--core must be the first and the last layer, from 0, such as 9-20, "
+                f"not '{core:.60}'"
+            )
+
+        if "block" in self.given and self.block != "wide":
+            raise UserError(
+                "--core repeats the pretrained layers as they are, wide blocks; leave "
+                "out --block"
+            )
+        if not isinstance(self.loops, int) or self.loops < 2:
+            raise UserError(
+                "--loops must be one whole number from 2 on with --core, not "
+                f"{self.loops}"
+            )
+        for option in ("path", "alpha"):
+            if option in self.given:
+                raise UserError(f"--{option} has no effect with --core; leave it out")
 
 
 def retrofit(options: Retrofit) -> str:
@@ -100,9 +146,8 @@ def retrofit(options: Retrofit) -> str:
     run_names = {"recipe": _name(options), "name": "retrofit"}
     recipe = settings_from({"model": asdict(config), "run": run_names})
 
-    model = source.model(config, options.path)
-    difference = source.difference(model)
-    _check_difference(difference, config, source.shown)
+    model = source.model(config, options.path, options.damping)
+    comparison = _compare(source, model, tokenizer, options.damping)
     around = source.around_texts(tokenizer)
 
     facts = versions() | {
@@ -114,7 +159,7 @@ def retrofit(options: Retrofit) -> str:
         "retrofit": {
             "pretrained": options.pretrained,
             "sha256": source.sha256(),
-            "difference": difference,
+            **comparison,
             "around_texts": around,
         },
     }
@@ -125,7 +170,7 @@ def retrofit(options: Retrofit) -> str:
     recipe_in_folder = shlex.quote(f"{out}/{RECIPE}")
     return (
         f"{summary(f'{recipe.run.recipe}/retrofit', parameters, out)}\n"
-        f"logits off from those of transformers by {difference:.1e} of their norm\n"
+        f"{_shown(comparison)}"
         f"{_other_tokens(around, tokenizer)}"
         f"next: dualpath validate --ckpt-path {quoted} --data.val.NAME FILE\n"
         f"or:   dualpath fit --config RECIPE --config {recipe_in_folder} "
@@ -150,6 +195,15 @@ def _open(options: Retrofit, folder: Path, gguf: str | None) -> "Pretrained":
 
 def _configuration(source: "Pretrained", options: Retrofit) -> ModelConfig:
     changes: dict[str, Any] = {"block": options.block, "loops": options.loops}
+    if options.core is not None:
+        changes = {
+            "block": "wide",
+            "loops": 1,
+            "core": [int(layer) for layer in options.core.split("-")],
+            "core_loops": options.loops,
+            "injection": options.injection,
+        }
+
     try:
         return with_new_path(replace(source.config, **changes), options)
     except ValueError as error:
@@ -157,17 +211,55 @@ def _configuration(source: "Pretrained", options: Retrofit) -> ModelConfig:
         raise UserError(f"{source.shown}: {error}") from None
 
 
-def _check_difference(difference: float, config: ModelConfig, shown: str) -> None:
-    """Raises UserError for a model that does not compute what the pretrained one
-    does."""
+def _compare(
+    source: "Pretrained",
+    model: "DualPathLM",
+    tokenizer: Tokenizer,
+    damping: float | None,
+) -> dict[str, Any]:
+    """How far the model is from the pretrained one, for `versions.json`.
+
+    Raises UserError for a model that does not compute what the pretrained one does; a
+    damped core with one repetition does.
+    """
+    config = model.config
     has_loops = config.most_loops > 1 and {*config.block_kinds} != {"wide"}
-    most = NEAR if has_loops else EXACT
+    repeats = config.core_loops > 1 and damping is None
+    most = NEAR if has_loops or repeats else EXACT
+
+    difference = source.difference(model, None if damping is None else 1)
     if not difference <= most:  # also nan
         raise UserError(
-            f"{shown}: the logits would be off from those of transformers by "
+            f"{source.shown}: the logits would be off from those of transformers by "
             f"{difference:.1e} of their norm, more than {most:.0e}; a setting in "
             f"{CONFIG} changes what transformers computes, and no block has that"
         )
+
+    if damping is None:
+        return {"difference": difference}
+
+    from dualpath_cli.export.hf.pretrained import losses_of_core
+
+    before, after = losses_of_core(model, tokenizer.eot_id)
+    return {
+        "difference": difference,
+        "damping": damping,
+        "loss": {"pretrained": before, "damped": after},
+    }
+
+
+def _shown(comparison: Mapping[str, Any]) -> str:
+    """The lines of the answer about the comparison with the pretrained model."""
+    off = f"off from those of transformers by {comparison['difference']:.1e}"
+    if "damping" not in comparison:
+        return f"logits {off} of their norm\n"
+
+    loss = comparison["loss"]
+    return (
+        f"logits with one repetition {off} of their norm\n"
+        "loss on text that the pretrained model draws: "
+        f"{loss['damped']:.3f} nats a token, its own {loss['pretrained']:.3f}\n"
+    )
 
 
 def _write_model(
@@ -281,4 +373,4 @@ def _name(options: Retrofit) -> str:
     file = Path(options.pretrained).resolve().name
     name = re.sub(r"[^\w.-]+", "-", file.removesuffix(".gguf"))
     block = options.block if isinstance(options.block, str) else "mixed"
-    return f"{name}-{block}"
+    return f"{name}-{block if options.core is None else 'core'}"

@@ -13,6 +13,7 @@ import torch
 from dualpath_cli.flops.count import layer_flops
 from dualpath_cli.recipe.settings import OptimSettings
 from dualpath_cli.run.trained import find_trained
+from dualpath_cli.spec.intervention import Intervention
 from dualpath_cli.training.optim import build_optimizer
 from tests.export.conftest import export, load, model_of, retrofit, write_gguf
 from tests.study.conftest import USERS_OF_FIGURES
@@ -65,8 +66,58 @@ def test_each_family_keeps_its_logits_and_nearly_under_silent_loops(
             assert off(export(out, tmp_path / "again"), wanted) < most
 
 
+@pytest.mark.parametrize("injection", ["none", "linear"])
+@torch.no_grad()
+def test_a_silent_core_keeps_the_logits_and_can_repeat_more_often(
+    injection, pretrained, tmp_path
+):
+    folder = pretrained("llama", num_hidden_layers=4)
+    wanted = load(folder)(TOKENS).logits
+    words = ("--core", "1-2", "--loops", "3", "--injection", injection)
+    out = retrofit(folder, tmp_path / "out", *words)
+    assert off(out, wanted) < 1e-2
+
+    model = model_of(out)
+    assert (model.config.core, model.config.core_loops) == ([1, 2], 3)
+    once = model(TOKENS, intervention=Intervention(core_loops=1))
+    assert (once - wanted).norm() < 1e-5 * wanted.norm()
+
+
+@torch.no_grad()
+def test_a_damped_core_is_the_layers_run_again_with_smaller_updates(
+    pretrained, tmp_path, output_of
+):
+    folder, damping = pretrained("llama", num_hidden_layers=4), 0.15
+    words = ("--core", "1-2", "--loops", 2, "--damping", damping)
+    said = output_of(
+        "retrofit", "--pretrained", folder, "--out", tmp_path / "out", *words
+    )
+    assert "with one repetition off" in said
+
+    theirs = load(folder).model
+    position_ids = torch.arange(TOKENS.shape[1])[None]
+    x = theirs.embed_tokens(TOKENS)
+    rope = theirs.rotary_emb(x, position_ids)
+    for number, gain in ((0, 1), (1, 1), (2, 1), (1, damping), (2, damping), (3, 1)):
+        layer = theirs.layers[number]
+        normed = layer.input_layernorm(x)
+        x = x + gain * layer.self_attn(normed, rope, attention_mask=None)[0]
+        x = x + gain * layer.mlp(layer.post_attention_layernorm(x))
+    wanted = load(folder).lm_head(theirs.norm(x))
+    assert off(tmp_path / "out", wanted) < 1e-5
+
+    # The loss of a model on its own text is its entropy: any other loss is larger.
+    facts = find_trained(str(tmp_path / "out")).run.facts["retrofit"]
+    assert facts["damping"] == damping
+    assert facts["loss"]["damped"] > facts["loss"]["pretrained"]
+    assert f"{facts['loss']['damped']:.3f} nats a token" in said
+    card = html.unescape((tmp_path / "out" / "README.md").read_text())
+    assert f"damped {facts['loss']['damped']:.3f}" in card
+
+
 STARTS: list[tuple[str, ...]] = [
     ("--block", "wide"),
+    ("--core", "0-1", "--loops", "2", "--injection", "linear"),
     ("--block", "loop", "--loops", "3"),
     ("--block", "[loop, dual]", "--loops", "[1, 3]"),
     ("--block", "dual", "--loops", "1"),
@@ -207,6 +258,7 @@ def test_what_cannot_be_read_or_built_is_named(pretrained, tmp_path, said):
         (tmp_path, (), "cannot be read"),
         (folder, ("--loops", 0), "loops must be"),
         (folder, ("--loops", "[1, 2, 3]"), "loops lists 3 numbers"),
+        (folder, ("--core", "1-2"), "core=[1, 2] must be [FIRST, LAST]"),
     ):
         assert why in said("retrofit", "--pretrained", place, "--out", out, *words)
     (folder / "README.md").write_text("---\nlicense: [\n---\n")

@@ -124,10 +124,18 @@ def _pretrained_rows(run: Run, origin: Mapping[str, Any]) -> list[tuple[str, str
     for name, value in hashes.items():
         rows.append((f"sha256 of {name}", str(value)))
 
+    damping = origin.get("damping")
+    once = "" if damping is None else ", with one repetition"
     difference = origin.get("difference")
     if isinstance(difference, float):
-        off = f"{difference:.1e} of their norm"
+        off = f"{difference:.1e} of their norm{once}"
         rows.append(("logits off from the pretrained model's at first", off))
+
+    loss = mapping_of(run.folder, origin, "loss")
+    if damping is not None and loss:
+        rows.append(("gain of later repetitions at first", str(damping)))
+        nats = ", ".join(f"{model} {value:.3f}" for model, value in loss.items())
+        rows.append(("nats a token on text that the pretrained model draws", nats))
     return rows
 
 

@@ -3,7 +3,9 @@
     wide    s_w = softplus(beta) = 1 makes Eq. 4 a layer of Llama, exactly
     loop    s_1 = 1, and s_2 ... s_K at their initial 0.0009: h_1 is that layer, and h_2
             ... h_K hardly differ from h_1, whatever the router says
-    dual    either of these beside a new path, both gates 0.5, as every gate begins
+    core    wide layers with s_1 = 1, and s_2 ... s_R at 0.0009: x_1 is the layers once,
+            and x_2 ... x_R hardly differ from x_1; or damped, at another s
+    dual    wide or loop beside a new path, both gates 0.5, as every gate begins
 
 A layer of Llama is x + A + F, with attention A and feed-forward F. The new path has a
 copy of the attention and a new FFN that adds 0; the pretrained FFN adds twice its
@@ -34,10 +36,13 @@ from safetensors import safe_open
 from dualpath_cli.base.errors import UserError, content_fault
 from dualpath_cli.data.tokenizer import Tokenizer
 from dualpath_cli.data.tokenizer_json import name_end_of_text
+from dualpath_cli.decoding.cache import Cache
+from dualpath_cli.decoding.decoding_pass import forward
 from dualpath_cli.export.hf.pretrained_files import FAMILIES, FITS, Files
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.run.checkpoint_files import hash_file
 from dualpath_cli.spec.config import BlockKind, ModelConfig
+from dualpath_cli.spec.intervention import Intervention
 
 PathKind = Literal["deep", "wide"]
 LAYER = {
@@ -56,6 +61,8 @@ LAYER = {
 """The weights of a sublayer, and of a layer of those families."""
 COMPARED = 512
 """The most tokens of the pass that compares both models."""
+DRAWN = 64
+"""The most tokens of a text that the pretrained model draws."""
 PATHS: dict[BlockKind, tuple[PathKind, ...]]
 PATHS = {"loop": ("deep",), "wide": ("wide",), "dual": ("deep", "wide")}
 ONE = math.log(math.expm1(1))  # softplus(ONE) = 1
@@ -153,10 +160,13 @@ class Pretrained:
         return {"chat_template": chat.template, "bos": begin, "ends": ends}
 
     @torch.no_grad()
-    def model(self, config: ModelConfig, path: PathKind) -> DualPathLM:
+    def model(
+        self, config: ModelConfig, path: PathKind, damping: float | None = None
+    ) -> DualPathLM:
         """The dual-path model; `path` is the pretrained path of dual blocks.
 
-        New weights are drawn from seed 0, but for new output matrices, which are zero.
+        `damping` is s_2 ... s_R of a core, None: nearly silent. New weights are drawn
+        from seed 0, but for new output matrices, which are zero.
         Raises UserError unless the files hold its pretrained weights, all finite, and
         nothing else.
         """
@@ -185,6 +195,8 @@ class Pretrained:
         for name, parameter in model.named_parameters():
             if name.endswith((".deep.gains", ".wide.gain")):
                 parameter[0] = ONE
+                if damping is not None:
+                    parameter[1:] = math.log(math.expm1(damping))
 
         # A new path adds 0, and the pretrained FFN twice its output: see above.
         new_path = "wide" if path == "deep" else "deep"
@@ -196,17 +208,19 @@ class Pretrained:
         return model
 
     @torch.no_grad()
-    def difference(self, model: DualPathLM) -> float:
+    def difference(self, model: DualPathLM, core_loops: int | None = None) -> float:
         """The relative distance of the model's logits from those of transformers.
 
         On one sequence of random tokens, with positions up to COMPARED; in float32.
+        `core_loops` forces a number of repetitions of the core.
         """
         length = min(self.config.max_seq_len, COMPARED)
         chance = torch.Generator().manual_seed(0)
         tokens = torch.randint(self.config.vocab_size, (1, length), generator=chance)
+        forced = None if core_loops is None else Intervention(core_loops=core_loops)
 
         wanted = self._model(tokens, use_cache=False).logits
-        logits = model.eval()(tokens)
+        logits = model.eval()(tokens, intervention=forced)
         return float((logits - wanted).norm() / wanted.norm())
 
     @cached_property
@@ -283,6 +297,32 @@ class Pretrained:
         except Exception as error:  # damaged and foreign files raise nearly anything
             reason = " ".join(content_fault(error).split())[:160]
             raise UserError(f"{self.shown} cannot be read: {reason}") from None
+
+
+@torch.no_grad()
+def losses_of_core(model: DualPathLM, first: int) -> tuple[float, float]:
+    """The losses with one repetition, as pretrained, and with all, in nats a token.
+
+    On texts that the pretrained model draws after the token `first`: COMPARED tokens in
+    texts of DRAWN, or shorter ones where positions end before.
+    """
+    once = Intervention(core_loops=1)
+    length = min(model.config.max_seq_len, DRAWN)
+    cache = Cache(model.config, capacity=length)
+    chance = torch.Generator().manual_seed(0)
+    tokens_BT = torch.full((COMPARED // DRAWN, 1), first)
+
+    model.eval()
+    for _ in range(length):
+        logits_B1V = forward(model, tokens_BT[:, -1:], cache=cache, intervention=once)
+        shares_BV = logits_B1V[:, 0].softmax(-1)
+        drawn_B1 = shares_BV.multinomial(1, generator=chance)
+        tokens_BT = torch.cat((tokens_BT, drawn_B1), dim=1)
+
+    inputs_BT, targets_BT = tokens_BT[:, :-1], tokens_BT[:, 1:]
+    before_BT = model(inputs_BT, targets_BT, intervention=once)
+    after_BT = model(inputs_BT, targets_BT)
+    return float(before_BT.mean()), float(after_BT.mean())
 
 
 def _pretrained_names(config: ModelConfig, path: PathKind) -> dict[str, str]:
