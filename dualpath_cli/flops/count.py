@@ -25,6 +25,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from typing import Any
 
 from dualpath_cli.flops import shapes
 from dualpath_cli.recipe.settings import RunSettings
@@ -325,7 +326,8 @@ def over_loops(
 
     total: float = 0  # whole, where steps are
     for loops, n in steps.items():
-        total += n * counted(replace(config, **{config.varied_loops: loops}))
+        varied: dict[str, Any] = {config.varied_loops: loops}
+        total += n * counted(replace(config, **varied))
     return total / sum(steps.values())
 
 
