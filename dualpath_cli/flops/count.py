@@ -151,7 +151,7 @@ def core_flops(config: ModelConfig) -> LayerFlops:
 
     between = config.core_loops - 1  # repetitions but the first, or but the last
     d = config.d_model
-    injection = between * 4 * d**2 if config.learns_injection else 0
+    injection = between * 4 * d**2 if config.injection == "linear" else 0
     router = between * 2 * (d + 1) if config.routes_core else 0
     return LayerFlops(0, 0, 0, router, 0, injection)
 
@@ -326,8 +326,8 @@ def over_loops(
 
     total: float = 0  # whole, where steps are
     for loops, n in steps.items():
-        forced: dict[str, Any] = {config.varied_loops: loops}
-        total += n * counted(replace(config, **forced))
+        varied: dict[str, Any] = {config.varied_loops: loops}
+        total += n * counted(replace(config, **varied))
     return total / sum(steps.values())
 
 

@@ -146,13 +146,20 @@ def _kept(config: ModelConfig, cluster: Cluster) -> tuple[int, int, int]:
 
 def _saved_by_core(config: ModelConfig, repetitions: int) -> int:
     """Bytes for each token that the core saves besides its blocks."""
+    if config.core is None:
+        return 0
+
     saved = 0
-    if config.core is not None and config.injection == "linear":
-        injections = repetitions - (repetitions == config.core_loops)
-        saved += injections * BFLOAT16 * 2 * config.d_model  # [x, e]
-    if config.core is not None and config.routes_core:
-        # A state that nothing is injected to is the next block's input, too.
-        states = 1 if config.injection == "none" else repetitions
+    # repetitions whose input is the state of another one
+    later = repetitions - (repetitions == config.core_loops)
+    if config.injection == "linear":
+        saved += later * BFLOAT16 * 2 * config.d_model  # [x, e]
+    if config.routes_core:
+        # The mixture keeps all states, also constant ones. A state that nothing is
+        # injected to is the next block's input, too.
+        states = config.core_loops
+        if config.injection == "none":
+            states -= later
         saved += states * _residual(config) * config.d_model
     return saved
 

@@ -155,7 +155,7 @@ def test_a_core_and_the_steps_of_a_deep_path_are_those_of_the_options(
         "--budget 80M --k 2 --core 4-11 --core-loops 3 --injection linear "
         "--core-combination router --step-kv first --untied-steps"
     )
-    model = described(f"{line} --reading as_written")
+    model = described(f"{line} --width-multiple 8")
     assert model["flops_per_token_per_layer"]["injection"] == 2 * 4 * 768**2 / 16
     assert model["budget_ratio"] == pytest.approx(1, abs=0.01)
     own = {

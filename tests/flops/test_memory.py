@@ -220,8 +220,6 @@ def saved_by_model(config: ModelConfig, last: int | None) -> int:
         "loop, one step",
         "wide",
         "dual, keys and values of the first step",
-        "dual, steps without a feed-forward",
-        "loop, all of these",
     ],
 )
 def test_a_compiled_block_does_too(name, checkpointing):
