@@ -376,7 +376,12 @@ def test_flops_are_those_that_pytorch_counts(config):
     assert attention == 2 * tokens * sum(layer.attention_scores for layer in layers)
 
 
-LOOPED = {name: VARIANTS[name] for name in VARIANTS if "core" in name or "step" in name}
+LOOPED = {
+    name: changes
+    for name, changes in VARIANTS.items()
+    # PyTorch does not count grouped products.
+    if ("core" in name or "step" in name) and "experts" not in name
+}
 
 
 @pytest.mark.parametrize("last", [None, 1, 2])

@@ -136,7 +136,7 @@ def test_an_injection_that_is_learned_starts_as_none():
         (
             {"core": [0, 1], "injection": "linear"},
             Intervention(core_loops=2),
-            "the core was trained once, so it has no matrix",
+            "the core was trained once, so it has no injection",
         ),
         (
             CORES["one wide layer"],

@@ -171,6 +171,13 @@ OTHER_MODEL = {
     "init_std": 0.5,
     "residual_dtype": "bfloat16",
     "rope_dtype": "bfloat16",
+    "untied_steps": True,
+    "step_kv": "first",
+    "deep_ffn": False,
+    "core": [0, 1],
+    "core_loops": 2,
+    "injection": "add",
+    "core_combination": "router",
 }
 """Another value of each key of a model that its weights are trained under."""
 

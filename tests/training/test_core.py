@@ -166,7 +166,7 @@ def test_own_sublayers_of_steps_move_when_the_schedule_reaches_them(fit):
         ({}, {"loop_losses": 0.5}, "run.loop_losses=0.5 has no effect without a core"),
         (CORE, {"train_loops": [1, 9]}, None),
         (CORE | {"core": [2, 1]}, {}, "core=[2, 1] must be [FIRST, LAST]"),
-        ({"core_loops": 2}, {}, "model.core_loops=2 has no effect under"),
+        ({"core_loops": 2}, {}, "model.core_loops=2 has no effect without model.core"),
         (
             CORE | {"core_loops": 1},
             {"train_loops": [1, 2]},

@@ -285,11 +285,12 @@ def _kinds_of_shapes(
     shapes: Sequence[Shape],
 ) -> Iterator[_Kind]:
     """The cells of one budget, in the order of tables; each with all shapes."""
-    found: dict[str, list[_Kind]] = {}
+    found: dict[tuple[str, float], list[_Kind]] = {}
     for backbone, shape in zip(backbones, shapes, strict=True):
         for kind in _kinds(grid, budget, backbone):
             mattering = _mattering(shape, kind, backbone)
-            alike = found.setdefault(kind.name, [])
+            # Names round alpha, and two of one name are refused later.
+            alike = found.setdefault((kind.name, kind.target.alpha), [])
             if all(mattering != other.shape for other in alike):
                 alike.append(replace(kind, shape=mattering))
     return chain.from_iterable(found.values())
