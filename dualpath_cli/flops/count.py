@@ -64,10 +64,6 @@ class LayerFlops:
         """Linear FLOPs, router and attention scores."""
         return self.linear_total + self.router + self.attention_scores
 
-    def times(self, n: int) -> "LayerFlops":
-        """Those of n applications."""
-        return LayerFlops(**{part: n * flops for part, flops in asdict(self).items()})
-
     def as_dict(self) -> dict[str, int]:
         return {**asdict(self), "linear_total": self.linear_total, "total": self.total}
 
@@ -103,7 +99,7 @@ def kv_flops(d_model: int, n_heads: int, n_kv_heads: int) -> int:
 
 
 def layer_flops(layer: LayerConfig, seq_len: int | None = None) -> LayerFlops:
-    """Forward FLOPs per token of one application of a layer.
+    """Forward FLOPs per token of a layer, in the core of all repetitions.
 
     ``seq_len`` defaults to max_seq_len.
     """
@@ -130,12 +126,14 @@ def layer_flops(layer: LayerConfig, seq_len: int | None = None) -> LayerFlops:
 
     if seq_len is None:
         seq_len = layer.max_seq_len
+    n = layer.core_loops
+    scores = passes(kind, layer.loops) * score_flops(d, seq_len)
     return LayerFlops(
-        deep=deep,
-        wide=wide,
-        gate=gate_flops(layer) if kind == "dual" else 0,
-        router=router_flops(layer) if kind != "wide" else 0,
-        attention_scores=passes(kind, layer.loops) * score_flops(d, seq_len),
+        deep=n * deep,
+        wide=n * wide,
+        gate=n * gate_flops(layer) if kind == "dual" else 0,
+        router=n * router_flops(layer) if kind != "wide" else 0,
+        attention_scores=n * scores,
     )
 
 
@@ -174,11 +172,7 @@ def router_flops(layer: LayerConfig) -> int:
 
 
 def flops_by_layer(config: ModelConfig, seq_len: int | None = None) -> list[LayerFlops]:
-    """Forward FLOPs per token of each layer, in the core of all repetitions."""
-    by_view = {
-        view: layer_flops(view, seq_len).times(view.core_loops)
-        for view in set(config.layers)
-    }
+    by_view = {view: layer_flops(view, seq_len) for view in set(config.layers)}
     return [by_view[view] for view in config.layers]
 
 
@@ -298,7 +292,7 @@ def _back_through(
     flops = 0
     for layer in reversed(layers):
         steps = layer.loops if last is None else min(last, layer.loops)
-        flops += layer_flops(replace(layer, loops=steps), seq_len).total
+        flops += layer_flops(replace(layer, loops=steps, core_loops=1), seq_len).total
         # Without an earlier step, the input of a loop block is only seen through keys
         # and values that the steps share.
         if layer.block == "loop" and steps < layer.loops and layer.step_kv == "own":

@@ -124,30 +124,9 @@ def build_session(
     )
     if isinstance(launch, TrainingLaunch):
         tokenizer = launch.tokenizer
-        weights = launch.weights
-        is_random = weights is None and launch.checkpoint is None
     else:
         tokenizer = launch.run.tokenizer
-        weights = launch.run.checkpoint
-        is_random = False
-    token_bytes = tokenizer.token_bytes()
-    unused_rows = settings.model.vocab_size - len(token_bytes)
-
-    module = module_class(
-        settings.model,
-        settings.optim,
-        [*token_bytes, *[0] * unused_rows],
-        list(settings.data.val),
-        seed=seed if is_random else None,
-        compile_blocks=compiled,
-        checkpointing=parallel.chosen(settings.run.activation_checkpointing, compiled),
-        reduce_dtype=parallel.reduce_dtype(settings.run),
-        weights=weights,
-        step_loops=step_loops(settings.run, seed) if training else None,
-        backprop_loops=settings.run.backprop_loops,
-        loop_losses=settings.run.loop_losses,
-        micro_batch=settings.run.micro_batch,
-    )
+    module = _build_module(launch, module_class, tokenizer.token_bytes(), compiled)
     datamodule = DualPathDataModule(
         settings.data,
         tokenizer,
@@ -158,6 +137,42 @@ def build_session(
         data_since=training.data_since if training else 0,
     )
     return Session(launch, trainer, module, datamodule, console)
+
+
+def _build_module(
+    launch: TrainingLaunch | StudyLaunch,
+    module_class: Callable[..., DualPathModule],
+    token_bytes: list[int],
+    compiled: bool,
+) -> DualPathModule:
+    """The module of a launch, whose weights are drawn or loaded."""
+    settings = launch.settings
+    seed = settings.seed_everything
+    loops = None
+    if isinstance(launch, TrainingLaunch):
+        loops = step_loops(settings.run, seed)
+        weights = launch.weights
+        is_random = weights is None and launch.checkpoint is None
+    else:
+        weights = launch.run.checkpoint
+        is_random = False
+
+    unused_rows = settings.model.vocab_size - len(token_bytes)
+    return module_class(
+        settings.model,
+        settings.optim,
+        [*token_bytes, *[0] * unused_rows],
+        list(settings.data.val),
+        seed=seed if is_random else None,
+        compile_blocks=compiled,
+        checkpointing=parallel.chosen(settings.run.activation_checkpointing, compiled),
+        reduce_dtype=parallel.reduce_dtype(settings.run),
+        weights=weights,
+        step_loops=loops,
+        micro_batch=settings.run.micro_batch,
+        backprop_loops=settings.run.backprop_loops,
+        loop_losses=settings.run.loop_losses,
+    )
 
 
 def build_trainer(

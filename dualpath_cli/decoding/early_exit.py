@@ -1,0 +1,362 @@
+"""A layer of a decoding pass: a cache, and tokens that leave steps or paths out.
+
+A token may halt in a deep path or in a routed core (`Intervention.halting`), or skip a
+path (`Intervention.skip`).
+
+Shapes: B batch, T positions, S positions including earlier passes, D model width, R
+some rows of the batch, K loops.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from dualpath_cli.decoding.cache import (
+    CachedSublayerPass,
+    KeysAndValues,
+    KeyValueCache,
+    LayerCache,
+    RowsOfCache,
+    rows_of,
+)
+from dualpath_cli.model.block import WidePath
+from dualpath_cli.model.combinations import mixture
+from dualpath_cli.model.core import Core
+from dualpath_cli.model.deep_path import DeepPath
+from dualpath_cli.model.layer_pass import CorePass, LayerPass, Repeat
+from dualpath_cli.model.positions import Positions
+from dualpath_cli.model.sublayer import Scales, Sublayer
+
+
+def leave_early(
+    path: DeepPath,
+    layer: "DecodingLayerPass",
+    x_BTD: torch.Tensor,
+    awake_BT1: torch.Tensor | None,
+) -> torch.Tensor:
+    """Runs the loop with per-token early exit; returns h_deep, (B, T, D).
+
+    Where `awake_BT1` is False, a token takes no step and gets x. A token that has
+    stopped keeps its state, which other tokens still see; its last step gets the
+    remaining mass.
+    """
+    step_indices = path.config.step_indices(layer.loops)
+    loops = len(step_indices)
+    # Of the next token of each sequence, only active tokens are computed. In other
+    # passes each step is computed for all tokens, with a cache also after every token
+    # has stopped: a later token may run more steps, and needs their keys and values.
+    by_rows = layer.rows_separable(x_BTD)
+    # A token stops once at most this mass remains; None: no token stops.
+    threshold = layer.halting_in(path)
+
+    shared = path.shared_keys_and_values(x_BTD, layer)
+    active_BT1 = torch.ones_like(x_BTD[..., :1], dtype=torch.bool)
+    if awake_BT1 is not None:
+        active_BT1 = awake_BT1
+        if by_rows:
+            _keep_later_steps(path, layer, x_BTD, ~awake_BT1, 1, loops)
+
+    h_BTD = x_BTD  # h_0
+    remaining_BT1 = torch.ones_like(x_BTD[..., :1])  # pi_1
+    states = []
+    taken = []
+    weights = []
+    for k, step_index in enumerate(step_indices, 1):
+        if by_rows:
+            active_B = active_BT1[:, 0, 0]
+            scales = path.scales(k, layer)
+            here = replace(layer.step(k), shared=shared)
+            h_BTD = only_some(path.sublayer_of(k), h_BTD, active_B, scales, here)
+        else:
+            next_BTD = path.next_state(h_BTD, k, layer, shared)
+            h_BTD = torch.where(active_BT1, next_BTD, h_BTD)
+        states.append(h_BTD)
+        taken.append(active_BT1)
+        weights.append(remaining_BT1)
+        if k == loops:
+            break
+
+        if threshold is not None:
+            router: Any = path.router
+            with torch.autocast(h_BTD.device.type, enabled=False):
+                q_BT1 = router.step_probability(h_BTD.to(path.gains.dtype), step_index)
+            before_BT1 = active_BT1
+            weights[-1], remaining_BT1, active_BT1 = _after_step(
+                q_BT1, remaining_BT1, active_BT1, threshold
+            )
+            if by_rows:
+                stops_BT1 = before_BT1 & ~active_BT1
+                _keep_later_steps(path, layer, h_BTD, stops_BT1, k + 1, loops)
+
+        counted_BT1 = active_BT1  # the tokens that keep the loop running
+        if layer.token_mask is not None and not by_rows:
+            counted_BT1 = active_BT1 & layer.token_mask[..., None]
+        if (by_rows or layer.cache is None) and not counted_BT1.any():
+            weights[-1] = weights[-1] + remaining_BT1  # of tokens that do not count
+            break
+
+    if threshold is None:
+        weights = _weights_of_awake(path, states, step_indices, taken[0])
+    if layer.trace is not None:
+        layer.trace.record_steps(x_BTD, states, weights, loops, taken)
+    return mixture(weights, states)
+
+
+def leave_core_early(
+    core: Core, e_BTD: torch.Tensor, repeat: Repeat, here: CorePass, cached: bool
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Runs the core with per-token early exit; returns output and states, (B, T, D).
+
+    The layers of later repetitions leave a token that has stopped as it is; its last
+    repetition gets the remaining mass. With a cache all repetitions run: a later token
+    may take more, and needs the keys and values.
+    """
+    assert here.halting is not None
+    step_indices = core.step_indices(here.loops)
+    loops = len(step_indices)
+
+    x_BTD = e_BTD  # x_0
+    active_BT1 = torch.ones_like(e_BTD[..., :1], dtype=torch.bool)
+    remaining_BT1 = torch.ones_like(e_BTD[..., :1])  # pi_1
+    states = []
+    taken = []
+    weights = []
+    for r, step_index in enumerate(step_indices, 1):
+        if r > 1:
+            injected_BTD = core.injected(x_BTD, e_BTD)
+            x_BTD = torch.where(active_BT1, injected_BTD, x_BTD)
+        # In the first repetition all tokens are active.
+        x_BTD = repeat(x_BTD, r - 1, active_BT1 if r > 1 else None)
+        states.append(x_BTD)
+        taken.append(active_BT1)
+        weights.append(remaining_BT1)
+        if r == loops:
+            break
+
+        with torch.autocast(x_BTD.device.type, enabled=False):
+            h_BTD = x_BTD.to(core.router.weight.dtype)
+            q_BT1 = core.router.step_probability(h_BTD, step_index)
+        weights[-1], remaining_BT1, active_BT1 = _after_step(
+            q_BT1, remaining_BT1, active_BT1, here.halting
+        )
+
+        counted_BT1 = active_BT1  # the tokens that keep the loop running
+        if here.token_mask is not None:
+            counted_BT1 = active_BT1 & here.token_mask[..., None]
+        if not cached and not counted_BT1.any():
+            weights[-1] = weights[-1] + remaining_BT1  # of tokens that do not count
+            break
+
+    if here.trace is not None:
+        here.trace.record_steps(e_BTD, states, weights, loops, taken)
+    return mixture(weights, states).to(e_BTD.dtype), states
+
+
+def _after_step(
+    q_BT1: torch.Tensor,
+    remaining_BT1: torch.Tensor,
+    active_BT1: torch.Tensor,
+    threshold: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """A step's weight ``pi_k q_k``, the mass ``pi_{k+1}`` that it leaves, and the
+    tokens that go on, (B, T, 1) each.
+
+    A token stops where at most `threshold` is left, and its step takes all the mass.
+    """
+    left_BT1 = remaining_BT1 * (1 - q_BT1)
+    goes_on_BT1 = active_BT1 & (left_BT1 > threshold)
+    weight_BT1 = torch.where(goes_on_BT1, remaining_BT1 * q_BT1, remaining_BT1)
+    left_BT1 = torch.where(goes_on_BT1, left_BT1, 0)
+    return weight_BT1, left_BT1, goes_on_BT1
+
+
+def _keep_later_steps(
+    path: DeepPath,
+    layer: "DecodingLayerPass",
+    h_B1D: torch.Tensor,
+    stops_B11: torch.Tensor,
+    k: int,
+    loops: int,
+) -> None:
+    """Stores keys and values, of steps k to `loops`, of tokens that stop before step k.
+
+    Those of a token's last state serve all its later steps.
+    """
+    if path.config.step_kv == "first":
+        return  # all tokens have those of the first step
+
+    assert layer.cache is not None
+    stops_B = stops_B11[:, 0, 0]
+    caches = [layer.cache.step(step - 1) for step in range(k, loops + 1)]
+    positions = layer.positions
+
+    filmed = path.config.step_conditioning == "film"
+    if not filmed and not path.config.untied_steps:
+        scales = path.scales(k, layer)
+        keep(path.sublayer_of(k), h_B1D, stops_B, scales, positions, caches)
+        return
+
+    for step, cache in enumerate(caches, k):
+        scales = path.scales(step, layer)
+        keep(path.sublayer_of(step), h_B1D, stops_B, scales, positions, [cache])
+
+
+def _weights_of_awake(
+    path: DeepPath,
+    states: Sequence[torch.Tensor],
+    step_indices: Sequence[float],
+    awake_BT1: torch.Tensor,
+) -> list[torch.Tensor]:
+    """The weight of each state, (B, T, 1), if tokens take all steps or none.
+
+    A token without steps has the same state in all steps, and the first gets weight 1.
+    """
+    weights = path.step_weights(states, step_indices[: len(states)])
+    zero_BT1 = torch.zeros_like(weights[0])
+    first, *others = [zero_BT1] * (len(states) - len(weights)) + weights
+    others = [torch.where(awake_BT1, weight, 0) for weight in others]
+    return [torch.where(awake_BT1, first, 1), *others]
+
+
+def only_some(
+    sublayer: Sublayer,
+    x_B1D: torch.Tensor,
+    chosen_B: torch.Tensor,
+    scales: Scales,
+    here: CachedSublayerPass,
+) -> torch.Tensor:
+    """Maps the next tokens of a batch, (B, 1, D), where `chosen_B` is True.
+
+    Other tokens stay unchanged; nothing is computed or stored for them.
+    """
+    (rows_R,) = chosen_B.nonzero(as_tuple=True)
+    if len(rows_R) == 0:
+        return x_B1D
+    if len(rows_R) == len(x_B1D):
+        y_B1D: torch.Tensor = sublayer(x_B1D, scales, here)
+        return y_B1D
+
+    cache = shared = None
+    if here.shared is None:
+        assert isinstance(here.cache, KeyValueCache)
+        cache = RowsOfCache(here.cache, rows_R)
+    else:
+        k_BSHN, v_BSHN = here.shared
+        shared = (k_BSHN[rows_R], v_BSHN[rows_R])
+    positions = rows_of(here.positions, rows_R)
+    here_R = replace(here, positions=positions, cache=cache, shared=shared)
+    y_R1D = sublayer(x_B1D[rows_R], scales, here_R)
+    return x_B1D.index_copy(0, rows_R, y_R1D)
+
+
+def keep(
+    sublayer: Sublayer,
+    x_B1D: torch.Tensor,
+    chosen_B: torch.Tensor,
+    scales: Scales,
+    positions: Positions,
+    caches: Iterable[KeysAndValues],
+) -> None:
+    """Writes the keys and values of the chosen tokens into all of `caches`."""
+    (rows_R,) = chosen_B.nonzero(as_tuple=True)
+    if len(rows_R) == 0:
+        return
+    positions_R = rows_of(positions, rows_R)
+    k_R1HN, v_R1HN = sublayer.keys_and_values(x_B1D[rows_R], scales, positions_R)
+    for cache in caches:
+        assert isinstance(cache, KeyValueCache)
+        RowsOfCache(cache, rows_R).write(k_R1HN.to(v_R1HN.dtype), v_R1HN)
+
+
+@dataclass
+class DecodingLayerPass(LayerPass):
+    """A layer's pass in which tokens may halt in the loop or skip a path; maybe with a
+    cache."""
+
+    cache: LayerCache | None = None
+
+    @property
+    def writes(self) -> bool:
+        """Whether the layer writes a trace or a cache, and so must not be computed
+        twice."""
+        return self.cache is not None or super().writes
+
+    def wide(self) -> CachedSublayerPass:
+        """Arguments for the sublayer of the wide path."""
+        cache = None if self.cache is None else self.cache.wide
+        skips = self.intervention is not None and self.intervention.skip is not None
+        # not all tokens take experts
+        trace = None if skips or self.active is not None else self.trace
+        return CachedSublayerPass(
+            self.positions,
+            self.auxiliary,
+            trace,
+            self.intervention,
+            self.draws,
+            cache=cache,
+        )
+
+    def step(self, k: int) -> CachedSublayerPass:
+        """Arguments for the sublayer of the deep path in step k, from 1."""
+        cache = None if self.cache is None else self.cache.step(k - 1)
+        return CachedSublayerPass(self.positions, self.auxiliary, cache=cache)
+
+    def run_deep(
+        self, path: nn.Module, x_BTD: torch.Tensor, g_d: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """h_deep, (B, T, D); a token that takes no step gets x."""
+        assert isinstance(path, DeepPath)
+        awake_BT1 = self._awake(g_d)
+        if awake_BT1 is None and self.halting_in(path) is None:
+            return super().run_deep(path, x_BTD)
+
+        return leave_early(path, self, x_BTD, awake_BT1)
+
+    def halting_in(self, path: DeepPath) -> float | None:
+        """The threshold for tokens of a deep path; None if no token stops, as where no
+        router weighs steps."""
+        if self.intervention is None or not path.config.routes_steps:
+            return None
+        return self.intervention.halting
+
+    def run_wide(
+        self, path: nn.Module, x_BTD: torch.Tensor, g_w: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """h_wide, (B, T, D); a token that skips the path gets x."""
+        awake_BT1 = self._awake(g_w)
+        if awake_BT1 is None:
+            return super().run_wide(path, x_BTD)
+
+        if self.trace is not None:
+            self.trace.wide_taken = awake_BT1.squeeze(-1)
+        if not self.rows_separable(x_BTD):
+            return torch.where(awake_BT1, path(x_BTD, self), x_BTD)
+
+        assert self.cache is not None
+        assert isinstance(path, WidePath)
+        awake_B = awake_BT1[:, 0, 0]
+        scales = path.scales(self)
+        # A token that skips the path still has keys and values for later ones.
+        keep(path.sublayer, x_BTD, ~awake_B, scales, self.positions, [self.cache.wide])
+        return only_some(path.sublayer, x_BTD, awake_B, scales, self.wide())
+
+    def _awake(self, gate_BT1: torch.Tensor | None) -> torch.Tensor | None:
+        """True at tokens that take a path, by its gate and if they are active, (B, T,
+        1); None: all tokens."""
+        skip = None if self.intervention is None else self.intervention.skip
+        if gate_BT1 is None or skip is None:
+            return self.active
+
+        chosen_BT1 = gate_BT1 >= skip
+        return chosen_BT1 if self.active is None else chosen_BT1 & self.active
+
+    def rows_separable(self, x_BTD: torch.Tensor) -> bool:
+        """Whether some sequences of the batch can be computed without the others, see
+        `RowsOfCache`."""
+        if self.cache is None or x_BTD.shape[1] != 1:
+            return False
+        wide = self.cache.wide
+        return isinstance(wide, KeyValueCache) and wide.span.start > 0
