@@ -172,17 +172,17 @@ def gone_on(arm: Arm, first: DualPathLM, texts: Texts, seed: int) -> Row:
     row: Row = {"seed": seed, "steps": round(STEPS / dearer)}
 
     for r in forced[:2]:
-        row[f"before, R={r}"] = losses(model, texts.windows, r)
+        row[f"before, R={r}"] = f"{losses(model, texts.windows, r):.4f}"
     train(model, texts, row["steps"], 1e-3, arm, seed)
     for r in forced:
-        row[f"after, R={r}"] = losses(model, texts.windows, r)
+        row[f"after, R={r}"] = f"{losses(model, texts.windows, r):.4f}"
 
     gains = []
     for block in model.blocks:
         assert isinstance(block, DualPathBlock)
         gains += F.softplus(block.wide.gain.detach())[1:].tolist()
     if gains:
-        row["mean gain, r=2"] = sum(gains) / len(gains)
+        row["mean gain, r=2"] = f"{sum(gains) / len(gains):.4f}"
     return row
 
 
