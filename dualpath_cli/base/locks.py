@@ -45,9 +45,12 @@ def locked(
     Any number of processes may hold a `shared` lock at the same time. Raises
     BlockingIOError if another process has the lock otherwise, unless `wait`.
     """
+    # A lock that lasts to the end of the interpreter outlives the names of modules.
+    held = _held
+    close = os.close
     while True:
         descriptor = open_without_links(path, os.O_RDWR | create)
-        _held.add(descriptor)
+        held.add(descriptor)
         try:
             has_locks = _flock(descriptor, wait, shared)
             # Another process may have removed the file before it was locked.
@@ -56,9 +59,9 @@ def locked(
                 return
         finally:
             # A fork inside the block has closed its copy.
-            if descriptor in _held:
-                _held.remove(descriptor)
-                os.close(descriptor)
+            if descriptor in held:
+                held.remove(descriptor)
+                close(descriptor)
 
 
 def _flock(descriptor: int, wait: bool, shared: bool) -> bool:
