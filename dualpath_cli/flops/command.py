@@ -307,9 +307,10 @@ def _loops(config: ModelConfig) -> list[str]:
 
     steps = []
     deep = [layer for layer in config.layers if layer.block != "wide"]
-    if any(layer.untied_steps for layer in deep):
+    several = [layer for layer in deep if layer.loops > 1]
+    if any(layer.untied_steps for layer in several):
         steps.append("a sublayer each")
-    if any(layer.step_kv == "first" for layer in deep):
+    if any(layer.step_kv == "first" for layer in several):
         steps.append("keys and values of the first")
     if any(not layer.deep_ffn for layer in deep):
         steps.append("without feed-forward")
