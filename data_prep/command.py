@@ -55,8 +55,11 @@ class Prepare(Preparation):
     """Folder for downloaded files; by default `downloads` beside OUT. The files may be
     deleted when the data folder is complete."""
     workers: int | None = None
-    """Processes that clean and tokenise; by default one a core. Any number gives the
+    """Processes that work at the same time; by default one a core. Any number gives the
     same data."""
+    memory: Size | None = None
+    """Bytes of memory, e.g. 64G, for all processes of a machine together; by default
+    half of what it has. Any number gives the same data."""
     mirror: str = MIRROR
     """URL of Common Crawl's files."""
     strict: bool = False
@@ -119,7 +122,9 @@ def _prepare(settings: Preparation, options: Prepare) -> None:
     spec = settings.tokenizer
     tokenizer = sample.tokenizer() if spec is None else Tokenizer.load(spec)
 
+    from data_prep.engine import local_engine
     from data_prep.fetching import Fetcher, announce_downloads
+    from data_prep.memory import divide_memory
     from data_prep.mix import wanted_tokens
     from data_prep.prepare import Request, finished, make_data_folder
 
@@ -144,10 +149,13 @@ def _prepare(settings: Preparation, options: Prepare) -> None:
 
     wanted = wanted_tokens(settings)
     counts = announce_downloads(corpora, wanted, out, downloads, options.yes)
-    processes = options.workers or cores()
-    with Fetcher(corpora, downloads, counts) as fetcher:
+    workers, task_bytes = divide_memory(options.workers or cores(), options.memory)
+    with (
+        local_engine(workers) as engine,
+        Fetcher(corpora, downloads, counts) as fetcher,
+    ):
         manifest = make_data_folder(
-            request, processes, fetcher.get, overwrite=options.overwrite
+            request, engine, fetcher.get, task_bytes, overwrite=options.overwrite
         )
 
     say(f"{out}: {_summary(manifest)}", sys.stdout)

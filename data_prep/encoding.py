@@ -1,26 +1,39 @@
-"""Encoding: the files of corpora -> pieces, in order, by workers."""
+"""Encoding, the first stage: the files of corpora -> pieces, by tasks."""
 
 import json
+import math
 import time
-from collections import deque
-from collections.abc import Callable, Container, Generator, Iterator, Sequence
-from contextlib import closing
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.filesize import decimal
 
+from data_prep.corpora import TOKENS_PER_BYTE
 from data_prep.download import Unavailable
+from data_prep.engine import Engine
 from data_prep.input_files import Corpus, InputFile
-from data_prep.pieces import Piece, piece_path, read_sealed, write_sealed
-from data_prep.workers import BeginPiece, PieceTask
+from data_prep.pieces import (
+    Piece,
+    PieceCounts,
+    piece_path,
+    place_and_number,
+    read_sealed,
+    write_sealed,
+)
+from data_prep.shares import ENOUGH, Check, FileEnd, Made, Share
 from dualpath_cli.base.errors import UserError
-from dualpath_cli.data.documents import IDS, format_of
-from dualpath_cli.data.rows import OnRead, UnreadableFile, kind_of, read_rows
+from dualpath_cli.data.rows import OnRead
 from dualpath_cli.report.console import Progress, bytes_of_bytes, counted, plain_console
 
 PIECE_BYTES = 8 << 20
 """Uncompressed size of the rows that make a piece; a longer row goes by itself."""
+
+EXPANSION = 3  # of compressed text, at most; only decides into how many shares it goes
+
+Fetch = Callable[[InputFile, OnRead], Path | None]
+"""Gives a file's path; None where the file is not there yet."""
 
 
 @dataclass(frozen=True)
@@ -35,31 +48,115 @@ class Job:
         """The note that a file, by its place in the corpus, is done."""
         return self.folder / f"{place:05d}.json"
 
-
-@dataclass(frozen=True)
-class FileEnd:
-    """Follows a file's last piece."""
-
-    file: int
-    pieces: int
-    fault: str | None  # why the file could not be read to its end
-    fetched: bool = True
-
-
-PieceOrEnd = Callable[[], Path] | Path | FileEnd
-"""A piece that is begun, or is there, or the end of a file."""
+    def path(self, piece: tuple[int, int]) -> Path:
+        """Where a piece is, by its file's place and its number there."""
+        return piece_path(self.folder, *piece)
 
 
 @dataclass
 class Encoded:
     """The pieces of a corpus, from its beginning on."""
 
-    pieces: list[Piece] = field(default_factory=list)
+    pieces: list[tuple[int, int]] = field(default_factory=list)
+    """The place of each one's file in the corpus, and its number in the file."""
+    counts: list[PieceCounts] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
     """Files that could not be read to their end, and why."""
     tokens: int = 0
     complete: bool = True  # whether every file was read
     fetched: bool = True  # whether every file was there to be read
+
+
+@dataclass
+class _File:
+    """What is known of a file."""
+
+    counts: dict[int, PieceCounts] = field(default_factory=dict)  # by piece
+    mistakes: dict[int, str] = field(default_factory=dict)  # by piece
+    ended: int = 0  # shares that read it to its end
+    end: FileEnd | None = None  # known when all pieces are there
+
+
+class _Walk:
+    """Goes through a corpus's pieces in order, as far as they are there."""
+
+    def __init__(self, job: Job, files: Sequence[_File], strict: bool) -> None:
+        self.job = job
+        self.files = files
+        self.encoded = Encoded()
+        self._strict = strict
+        self._place = 0
+        self._number = 0
+
+    @property
+    def is_enough(self) -> bool:
+        return not self.encoded.complete
+
+    def go_on(self) -> None:
+        """Raises UserError where `strict` is set and something cannot be read."""
+        while not self.is_enough and self._place < len(self.files):
+            file = self.files[self._place]
+            counts = file.counts.get(self._number)
+            if counts:
+                self._add(counts)
+            elif self._number in file.mistakes:
+                raise UserError(file.mistakes[self._number])
+            elif file.end:
+                self._end_file(file.end)
+            else:
+                return
+
+    def _add(self, counts: PieceCounts) -> None:
+        self.encoded.pieces.append((self._place, self._number))
+        self.encoded.counts.append(counts)
+        self.encoded.tokens += counts.tokens
+        self._number += 1
+
+        until = self.job.until
+        if until is not None and self.encoded.tokens >= until:
+            self.encoded.complete = False
+            (self.job.folder / ENOUGH).touch()
+
+    def _end_file(self, end: FileEnd) -> None:
+        file = self.job.corpus.files[self._place]
+        if file.has_changed():
+            raise UserError(
+                f"{file.name}: changed while it was prepared; start again with "
+                "--overwrite"
+            )
+
+        if end.fault:
+            if self._strict:
+                raise UserError(end.fault)
+            self.encoded.faults.append(end.fault)
+        self.encoded.fetched &= end.fetched
+        self._place += 1
+        self._number = 0
+
+    def next_files(self) -> list[int]:
+        """The places of files to read next, by an estimate of what they hold."""
+        if self.is_enough:
+            return []
+
+        places = [place for place, file in enumerate(self.files) if not file.end]
+        if self.job.until is None:
+            return places
+
+        density = self._tokens_per_byte()
+        missing = self.job.until - self.encoded.tokens
+        chosen = []
+        for place in places:
+            if missing <= 0:
+                break
+            missing -= density * max(self.job.corpus.files[place].size, 1)
+            chosen.append(place)
+        return chosen
+
+    def _tokens_per_byte(self) -> float:
+        pieces = [counts for file in self.files for counts in file.counts.values()]
+        stored = sum(counts.stored for counts in pieces)
+        tokens = sum(counts.tokens for counts in pieces)
+        return tokens / stored if tokens and stored else TOKENS_PER_BYTE
 
 
 class _EncodingProgress(Progress):
@@ -78,17 +175,14 @@ class _EncodingProgress(Progress):
         console = plain_console(stderr=True)
         super().__init__(console, "reading", amounts, total, transient=True)
 
-    def add_read(self, size: int) -> None:
-        self._show_more(size if self._by_bytes else 0)
-
     def add_received(self, size: int) -> None:
         """Counts bytes downloaded; called from other threads."""
         self._received += size
         self._show_more(0)
 
-    def add_encoded(self, tokens: int) -> None:
-        self._tokens += tokens
-        self._show_more(0 if self._by_bytes else tokens)
+    def add_piece(self, counts: PieceCounts, *, is_new: bool = True) -> None:
+        self._tokens += counts.tokens * is_new
+        self._show_more(counts.stored if self._by_bytes else counts.tokens)
 
     def _show_more(self, amount: int) -> None:
         speed = self._tokens / max(time.monotonic() - self._begun, 1e-9)
@@ -96,17 +190,22 @@ class _EncodingProgress(Progress):
         self.advance(amount, status=f"{speed:,.0f} tokens/s{downloaded}")
 
 
-@dataclass(frozen=True)
 class Encoder:
     """Makes the pieces that are not there yet.
 
     Pieces depend on the files and settings only.
     """
 
-    begin: BeginPiece
-    ahead: int  # pieces that are begun before the first of them is waited for
-    fetch: Callable[[InputFile, OnRead], Path]  # `Fetcher.get`
-    strict: bool
+    def __init__(
+        self, engine: Engine, settings: Path, fetch: Fetch, strict: bool
+    ) -> None:
+        """`settings` are shared `PieceSettings`."""
+        self._engine = engine
+        self._settings = settings
+        self._fetch = fetch
+        self._strict = strict
+        self._files: dict[Path, list[_File]] = {}
+        """The files of each corpus, by the folder of its pieces."""
 
     def encode(self, jobs: Sequence[Job]) -> list[Encoded]:
         """Encodes each corpus's documents in order, until they hold enough tokens.
@@ -115,121 +214,147 @@ class Encoder:
         and something cannot be read, OSError where the disk is full or a server does
         not answer for long.
         """
-        enough: set[int] = set()  # numbers of jobs whose tokens are enough
-        encoded = [Encoded() for _ in jobs]
+        for job in jobs:
+            if job.folder not in self._files:
+                self._find_pieces(job)
+            (job.folder / ENOUGH).unlink(missing_ok=True)
 
-        # All jobs go through one queue: no worker waits for a corpus's last piece.
+        walks = [_Walk(job, self._files[job.folder], self._strict) for job in jobs]
         with _EncodingProgress(jobs) as progress:
-            begun = self._begin_all(jobs, enough, progress)
-            with closing(self._some_ahead(begun)) as parts:
-                for number, part in parts:
-                    if number in enough:
-                        continue  # begun before it was known that it is not needed
+            for walk in walks:
+                for file in walk.files:
+                    for counts in file.counts.values():
+                        progress.add_piece(counts, is_new=False)
+                walk.go_on()
 
-                    job = jobs[number]
-                    corpus = encoded[number]
-                    if isinstance(part, FileEnd):
-                        self._end_file(part, job, corpus)
-                        continue
+            # Files of all corpora are read at the same time: no worker waits for the
+            # last piece of a corpus.
+            while wave := [(walk, n) for walk in walks for n in walk.next_files()]:
+                self._read(wave, progress)
+        return [walk.encoded for walk in walks]
 
-                    piece = Piece(part if isinstance(part, Path) else part())
-                    corpus.pieces.append(piece)
-                    corpus.tokens += piece.counts.tokens
-                    progress.add_encoded(piece.counts.tokens)
+    def _find_pieces(self, job: Job) -> None:
+        """Verifies what an interrupted preparation left of a corpus."""
+        job.folder.mkdir(parents=True, exist_ok=True)
+        files = self._files[job.folder] = [_File() for _ in job.corpus.files]
 
-                    if job.until is not None and corpus.tokens >= job.until:
-                        corpus.complete = False
-                        enough.add(number)
-        return encoded
+        numbers: dict[int, list[int]] = defaultdict(list)
+        for path in job.folder.glob("*.arrow"):
+            place, number = place_and_number(path)
+            numbers[place].append(number)
 
-    def _some_ahead(
-        self, parts: Iterator[tuple[int, PieceOrEnd]]
-    ) -> Generator[tuple[int, PieceOrEnd], None, None]:
-        """Yields items some time after they were begun: workers stay busy."""
-        waiting: deque[tuple[int, PieceOrEnd]] = deque()
-        for part in parts:
-            waiting.append(part)
-            if len(waiting) > self.ahead:
-                yield waiting.popleft()
-        yield from waiting
+        checks = [Check(job.folder, place, tuple(n)) for place, n in numbers.items()]
+        for check, sound in self._engine.run(checks):
+            files[check.place].counts = sound
 
-    def _begin_all(
-        self, jobs: Sequence[Job], enough: Container[int], progress: _EncodingProgress
-    ) -> Iterator[tuple[int, PieceOrEnd]]:
-        """Yields the pieces and ends of all files, each with its job's number."""
-        for number, job in enumerate(jobs):
-            job.folder.mkdir(parents=True, exist_ok=True)
-            for place, file in enumerate(job.corpus.files):
-                noted = _noted_parts(job, place)
-                for part in noted or self._begin_file(job, place, progress):
-                    yield number, part
-                    if number in enough:
+        for place, file in enumerate(files):
+            note = job.note(place)
+            noted = read_sealed(note)
+            end = FileEnd(**json.loads(noted)) if noted else None
+            if end and len(file.counts) == end.pieces:
+                file.end = end
+            else:
+                note.unlink(missing_ok=True)
+
+    def _read(
+        self, wave: Sequence[tuple[_Walk, int]], progress: _EncodingProgress
+    ) -> None:
+        """Reads some files at the same time, until their corpora have enough."""
+        watch = _Watch(progress)
+        for share, made in self._engine.run(self._shares(wave, watch), watch.look):
+            walk = watch.end(share, made)
+            file = walk.files[share.place]
+            if made.end:
+                file.ended += 1
+            if file.ended == share.of:
+                assert made.end is not None
+                file.end = made.end
+                content = {"pieces": made.end.pieces, "fault": made.end.fault}
+                write_sealed(walk.job.note(share.place), json.dumps(content).encode())
+            walk.go_on()
+
+    def _shares(
+        self, wave: Sequence[tuple[_Walk, int]], watch: "_Watch"
+    ) -> Iterator[Share | None]:
+        """Yields the tasks of files as they arrive; None while one is on its way."""
+        for done, (walk, place) in enumerate(wave):
+            if walk.is_enough:
+                continue
+
+            job = walk.job
+            file = job.corpus.files[place]
+            try:
+                while (path := self._fetch(file, watch.progress.add_received)) is None:
+                    yield None
+            except Unavailable as error:
+                fault = f"{file.name}: {error}"
+                walk.files[place].end = FileEnd(0, fault, fetched=False)
+                walk.go_on()
+                continue
+
+            # As many as keep all workers busy, with the files that are left.
+            most = 1 + EXPANSION * file.size // PIECE_BYTES
+            count = min(math.ceil(self._engine.workers / (len(wave) - done)), most)
+            walk.files[place].ended = 0
+            for first in range(count):
+                share = Share(
+                    settings=self._settings,
+                    source=job.corpus.settings,
+                    name=file.name,
+                    path=path,
+                    folder=job.folder,
+                    place=place,
+                    first=first,
+                    of=count,
+                    piece_bytes=PIECE_BYTES,
+                )
+                watch.begin(share, walk)
+                yield share
+
+
+class _Watch:
+    """Finds pieces as they appear, while the tasks that make them run."""
+
+    def __init__(self, progress: _EncodingProgress) -> None:
+        self.progress = progress
+        self._walks: dict[Share, _Walk] = {}
+        self._next: dict[Share, int] = {}
+
+    def begin(self, share: Share, walk: _Walk) -> None:
+        self._walks[share] = walk
+        self._next[share] = share.first
+
+    def look(self) -> None:
+        """Counts the pieces that have appeared."""
+        for share, walk in self._walks.items():
+            counts = walk.files[share.place].counts
+            number = self._next[share]
+            while True:
+                if number not in counts:
+                    path = piece_path(share.folder, share.place, number)
+                    if not path.exists():
                         break
+                    self._add(counts, number, Piece(path).counts)
+                number += share.of
+            self._next[share] = number
+            walk.go_on()
 
-                if noted:
-                    progress.add_read(file.size)
-                if number in enough:
-                    break
+    def end(self, share: Share, made: Made) -> _Walk:
+        """Counts what a share has made; returns the walk through its corpus."""
+        walk = self._walks.pop(share)
+        del self._next[share]
+        file = walk.files[share.place]
+        for number, counts in made.counts.items():
+            if number not in file.counts:
+                self._add(file.counts, number, counts)
 
-    def _begin_file(
-        self, job: Job, place: int, progress: _EncodingProgress
-    ) -> Iterator[PieceOrEnd]:
-        """Yields the pieces of a corpus's file, as they are there or begun; its end."""
-        file = job.corpus.files[place]
-        source = job.corpus.settings
-        try:
-            path = self.fetch(file, progress.add_received)
-        except Unavailable as error:
-            yield FileEnd(place, 0, f"{file.name}: {error}", fetched=False)
-            return
+        if made.mistake:
+            number, reason = made.mistake
+            file.mistakes[number] = reason
+        return walk
 
-        fields = format_of(source.name, kind_of(path), source.field).fields
-        count = 0
-        fault = None
-        try:
-            for rows in read_rows(path, fields, IDS, progress.add_read, PIECE_BYTES):
-                out = piece_path(job.folder, place, count)
-                count += 1
-                if read_sealed(out):
-                    yield out
-                else:
-                    yield self.begin(PieceTask(source, file.name, rows, out))
-            if not count:
-                fault = f"{file.name}: empty"
-        except UnreadableFile as error:
-            fault = str(error)
-        yield FileEnd(place, count, fault)
-
-    def _end_file(self, end: FileEnd, job: Job, encoded: Encoded) -> None:
-        """Notes that a file is done, all of whose pieces are there by now."""
-        file = job.corpus.files[end.file]
-        if file.has_changed():
-            raise UserError(
-                f"{file.name}: changed while it was prepared; start again with "
-                "--overwrite"
-            )
-
-        if end.fault:
-            if self.strict:
-                raise UserError(end.fault)
-            encoded.faults.append(end.fault)
-        encoded.fetched &= end.fetched
-
-        note = job.note(end.file)
-        if end.fetched and not note.exists():
-            content = json.dumps({"pieces": end.pieces, "fault": end.fault})
-            write_sealed(note, content.encode())
-
-
-def _noted_parts(job: Job, place: int) -> list[PieceOrEnd] | None:
-    """The pieces and the end of a file that was noted as done; None if any is lost."""
-    note = job.note(place)
-    noted = read_sealed(note)
-    if noted:
-        end = FileEnd(place, **json.loads(noted))
-        pieces = [piece_path(job.folder, place, n) for n in range(end.pieces)]
-        if all(map(read_sealed, pieces)):
-            return [*pieces, end]
-
-    note.unlink(missing_ok=True)
-    return None
+    def _add(
+        self, known: dict[int, PieceCounts], number: int, counts: PieceCounts
+    ) -> None:
+        known[number] = counts
+        self.progress.add_piece(counts)

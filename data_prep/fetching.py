@@ -1,6 +1,7 @@
 """Fetching: the size of a download, and files fetched ahead of their reader."""
 
 import math
+import multiprocessing
 import shutil
 import threading
 from collections.abc import Sequence
@@ -9,7 +10,7 @@ from pathlib import Path
 
 from rich.filesize import decimal
 
-from data_prep.corpora import FILE_BYTES, FILE_TOKENS
+from data_prep.corpora import TOKENS_PER_BYTE
 from data_prep.download import Downloads
 from data_prep.input_files import Corpus, InputFile, RemoteFile
 from dualpath_cli.base.errors import UserError
@@ -17,9 +18,6 @@ from dualpath_cli.base.output import say
 from dualpath_cli.data.rows import OnRead
 
 ASK_ABOVE = 20 * 10**9  # bytes to download that need --yes
-
-TOKENS_PER_BYTE = FILE_TOKENS / FILE_BYTES
-"""Tokens in a compressed byte of Nemotron-CC; assumed for other corpora, too."""
 
 DISK_BYTES_PER_TOKEN = 5.0
 """Two bytes in pieces, two in shards, and the records of each document."""
@@ -132,8 +130,8 @@ class Fetcher:
         self._downloads.leaving.set()
         self._pool.terminate()
 
-    def get(self, file: InputFile, on_received: OnRead) -> Path:
-        """Returns a file's path, once it is there.
+    def get(self, file: InputFile, on_received: OnRead) -> Path | None:
+        """Returns a file's path; None where the file is not there within a second.
 
         `on_received` gets the bytes downloaded, of this file and of others.
         """
@@ -146,7 +144,10 @@ class Fetcher:
                 download = self._pool.apply_async(self._downloads.get, [soon])
                 self._begun[soon] = download
 
-        return self._begun[file.origin].get()
+        try:
+            return self._begun[file.origin].get(timeout=1.0)
+        except multiprocessing.TimeoutError:
+            return None
 
     def _count(self, count: int) -> None:
         with self._counting:  # several files arrive at a time

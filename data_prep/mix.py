@@ -1,124 +1,65 @@
-"""Mix: the documents that repeat an earlier one, those written, and their order."""
+"""Mix: the documents that are written of each source, and their order."""
 
-import hashlib
 import heapq
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from operator import itemgetter
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from data_prep.catalogue import Integers
+from data_prep.duplicates import Judgement
 from data_prep.pieces import Piece, TokenArray
-from data_prep.settings import Duplicates, Preparation
-from data_prep.text import BANDS
+from data_prep.scramble import scramble
+from data_prep.settings import Preparation
 
-# The values of `Verdicts.kinds`.
-KEPT = 0
-EXACT = 1
-NEAR = 2
+SHUFFLED_PIECES = 32  # of all sources together: in all some 60M tokens
 
-BYTES_A_DOCUMENT = 66
-"""Peak of memory, by tracemalloc on 4 million documents, of `exact` and `near`."""
+Stream = Iterator[tuple[float, TokenArray]]
+"""Documents, each with when it comes: from 0 to 1."""
 
 
-class Verdicts:
-    """Whether each document of a list of pieces repeats an earlier one, and which.
-
-    An exact duplicate has the text of an earlier document. A near-duplicate shares a
-    band of its MinHash signature with an earlier document, kept or not. So a verdict
-    depends on earlier documents only.
-    """
-
-    def __init__(self, pieces: Sequence[Piece], duplicates: Duplicates) -> None:
-        self.pieces = pieces
-        self.ends = np.cumsum([piece.documents for piece in pieces], dtype=np.int64)
-        """Documents up to each piece's last one, (pieces,)."""
-        count = sum(piece.documents for piece in pieces)
-        self._kinds = np.full(count, KEPT, np.uint8)
-        self._firsts = np.zeros(count, np.int64)
-
-        if duplicates != "keep":
-            self._judge(EXACT, [piece.digests() for piece in pieces])
-        if duplicates == "near":
-            for band in range(BANDS):
-                keys = [piece.bands()[:, band : band + 1] for piece in pieces]
-                self._judge(NEAR, keys)
-
-        self.kinds = np.split(self._kinds, self.ends)[:-1]
-        """KEPT, EXACT or NEAR for each document of each piece, (documents,)."""
-        self.firsts = np.split(self._firsts, self.ends)[:-1]
-        """The document that each duplicate of each piece repeats, (documents,)."""
-
-    def any(self) -> bool:
-        """Whether any document is a duplicate."""
-        return bool(np.any(self._kinds != KEPT))
-
-    def locate(self, document: int) -> tuple[int, int]:
-        """Returns the piece that a document is in, and its index there."""
-        piece = int(np.searchsorted(self.ends, document, side="right"))
-        return piece, document - int(self.ends[piece]) + self.pieces[piece].documents
-
-    def _judge(self, kind: int, parts: Sequence[npt.NDArray[Any]]) -> None:
-        """Judges by keys, (documents, words) of each piece; earlier judgements stay."""
-        if not len(self._kinds):
-            return
-
-        # All keys of one kind are sorted in memory.
-        keys = np.concatenate(parts)
-        # lexsort is stable: among equal keys the documents stay in their order.
-        order = np.lexsort(keys.T[::-1])
-        keys = keys[order]
-        repeats = np.append(False, (keys[1:] == keys[:-1]).all(axis=1))
-
-        # The first document of each run of equal keys leads the run.
-        begins = np.where(repeats, 0, np.arange(len(order)))
-        leaders = order[np.maximum.accumulate(begins)]
-
-        new = repeats & (self._kinds[order] == KEPT)
-        self._kinds[order[new]] = kind
-        self._firsts[order[new]] = leaders[new]
-
-
+@dataclass(frozen=True)
 class Pool:
     """The documents of one source that may be written: no duplicates, none held out."""
 
-    def __init__(
-        self,
-        name: str,
-        pieces: Sequence[Piece],
-        kinds: Sequence[npt.NDArray[np.uint8]],
-        val_fraction: float,
-    ) -> None:
-        """`kinds` are those of `Verdicts`, (documents,) of each piece."""
-        self.name = name
-        self.pieces = pieces
-        self.kinds = kinds
-        self._val_fraction = val_fraction
-        lengths = [self.lengths(n).sum() for n in range(len(pieces))]
-        self.tokens_of = np.array(lengths, np.int64)
-        """Tokens to write in each piece, (pieces,)."""
-        self.tokens = int(self.tokens_of.sum())
+    name: str
+    judgement: Judgement
+    first: int  # the source's first piece in the catalogue
+    numbers: npt.NDArray[np.void]  # `NUMBERS` of its pieces, (pieces,)
 
-    def to_write(self, piece: int) -> npt.NDArray[np.int64]:
+    @property
+    def tokens(self) -> int:
+        """Tokens that may be written."""
+        return int(self.numbers["tokens"].sum())
+
+    def piece(self, number: int) -> Piece:
+        return self.judgement.catalogue.piece(self.first + number)
+
+    def to_write(self, number: int) -> Integers:
         """Returns the indices of a piece's documents that may be written."""
-        return np.flatnonzero((self.kinds[piece] == KEPT) & ~self._held_out(piece))
+        in_all = self.first + number
+        kept = self.judgement.is_kept(in_all)
+        return np.flatnonzero(kept & ~self.judgement.is_held_out(in_all))
 
-    def to_hold_out(self, piece: int) -> npt.NDArray[np.int64]:
-        """Returns the indices of a piece's documents that are for validation."""
-        return np.flatnonzero((self.kinds[piece] == KEPT) & self._held_out(piece))
-
-    def lengths(self, piece: int) -> npt.NDArray[np.int64]:
+    def lengths(self, number: int) -> Integers:
         """Returns the tokens of each of a piece's documents that may be written."""
-        _, starts = self.pieces[piece].tokens()
-        return np.diff(starts)[self.to_write(piece)]
+        _, starts = self.piece(number).tokens()
+        lengths: Integers = np.diff(starts)[self.to_write(number)]
+        return lengths
 
-    def _held_out(self, piece: int) -> npt.NDArray[np.bool_]:
-        # Independent of the seed: any order holds out the same documents.
-        ids = scramble(self.pieces[piece].numbers("id_hash"), "validation")
-        return ids < np.uint64(int(self._val_fraction * 2**64))
+
+@dataclass(frozen=True)
+class _Window:
+    """Pieces whose documents are shuffled together."""
+
+    repeat: int  # the pass
+    pieces: Integers
+    begin: int  # tokens of the portion before it
+    end: int
 
 
 @dataclass(frozen=True)
@@ -136,62 +77,115 @@ class Portion:
         """Number of passes, with the one that is not whole."""
         return self.whole + bool(self.head_pieces or self.head_documents)
 
-    @property
-    def documents(self) -> int:
-        """Number of documents of all passes."""
-        count = 0
-        for number in range(self.all_passes):
-            for piece in range(len(self.pool.pieces)):
-                count += len(self.taken(number, piece))
-        return count
+    def total(self, of: str) -> int:
+        """The sum of one of `NUMBERS` over the documents of all passes."""
+        whole = self.whole * int(self.pool.numbers[of].sum())
+        return whole + int(self._in_head(of).sum())
 
-    def taken(self, number: int, piece: int) -> npt.NDArray[np.int64]:
-        """Returns the indices of a piece's documents that pass `number` writes."""
-        documents = self.pool.to_write(piece)
-        if number < self.whole or piece < self.head_pieces:
+    def distinct_documents(self) -> int:
+        """Documents that are written, each counted once."""
+        if self.whole:
+            return int(self.pool.numbers["documents"].sum())
+        return int(self._in_head("documents").sum())
+
+    def _in_pass(self, repeat: int, of: str) -> Integers:
+        """One of `NUMBERS` over the documents that a pass writes of each piece."""
+        if repeat < self.whole:
+            numbers: Integers = self.pool.numbers[of]
+            return numbers
+        return self._in_head(of)
+
+    def _in_head(self, of: str) -> Integers:
+        """The same of the pass that is not whole; its pieces, or none, (pieces,)."""
+        numbers: Integers = self.pool.numbers[of][: self.head_pieces]
+        if not self.head_documents:
+            return numbers
+
+        taken = self.taken(self.whole, self.head_pieces)
+        piece = self.pool.piece(self.head_pieces)
+        last = {
+            "documents": np.ones(len(taken)),
+            "tokens": np.diff(piece.tokens()[1])[taken],
+            "text_bytes": piece.numbers("text_bytes")[taken],
+        }
+        return np.append(numbers, int(last[of].sum()))
+
+    def taken(self, repeat: int, number: int) -> Integers:
+        """Returns the indices of a piece's documents that a pass writes."""
+        documents = self.pool.to_write(number)
+        if repeat < self.whole or number < self.head_pieces:
             return documents
-        if piece == self.head_pieces:
+        if number == self.head_pieces:
             return documents[: self.head_documents]
         return documents[:0]
 
-    def stream(self, seed: int, window: int) -> Iterator[tuple[float, TokenArray]]:
-        """Yields (when, tokens) of each document, `when` from 0 to 1.
+    def stream(self, seed: int, window: int, since: float) -> tuple[int, Stream]:
+        """Returns the documents that come at `since` or later, and the tokens before.
 
         The documents of `window` pieces at a time are mixed.
         """
-        count = len(self.pool.pieces)
-        done = 0
-        for number in range(self.all_passes):
-            salt = f"{seed}/{self.pool.name}/{number}"
-            last = count if number < self.whole else self.head_pieces + 1
-            pieces = np.arange(min(last, count))
-            keys = scramble(pieces.astype(np.uint64), salt)
+        windows = self._windows(seed, window)
+        for first in windows:
+            # No document of a window comes later than the window ends.
+            if first.end / self.tokens < since:
+                continue
+
+            before, stream = self._shuffled(seed, first, since)
+            later = (self._shuffled(seed, each, since)[1] for each in windows)
+            return before, chain(stream, chain.from_iterable(later))
+        return self.tokens, iter(())
+
+    def _windows(self, seed: int, window: int) -> Iterator[_Window]:
+        begin = 0
+        for repeat in range(self.all_passes):
+            tokens = self._in_pass(repeat, "tokens")
+            pieces = np.arange(len(tokens))
+            keys = scramble(pieces.astype(np.uint64), self._salt(seed, repeat))
             pieces = pieces[np.argsort(keys, kind="stable")]
 
             for start in range(0, len(pieces), window):
                 mixed = pieces[start : start + window]
-                for tokens in self._shuffled(number, mixed, salt):
-                    yield (done + len(tokens) / 2) / self.tokens, tokens
-                    done += len(tokens)
+                end = begin + int(tokens[mixed].sum())
+                yield _Window(repeat, mixed, begin, end)
+                begin = end
 
-    def _shuffled(
-        self, number: int, pieces: npt.NDArray[np.int64], salt: str
-    ) -> Iterator[TokenArray]:
-        """Yields the tokens of a pass's documents in some pieces, in random order."""
+    def _salt(self, seed: int, repeat: int) -> str:
+        return f"{seed}/{self.pool.name}/{repeat}"
+
+    def _shuffled(self, seed: int, window: _Window, since: float) -> tuple[int, Stream]:
+        """Returns a window's documents that come at `since` or later, and the tokens
+        before."""
+        salt = self._salt(seed, window.repeat)
         contents = []
-        keys = []
-        places = []
-        for position, number_of_piece in enumerate(pieces):
-            piece = self.pool.pieces[number_of_piece]
-            taken = self.taken(number, number_of_piece)
-            contents.append(piece.tokens())
+        keys = [np.zeros(0, np.uint64)]
+        places = [np.zeros((0, 2), np.int64)]
+        lengths = [np.zeros(0, np.int64)]
+        for position, number in enumerate(window.pieces.tolist()):
+            piece = self.pool.piece(number)
+            taken = self.taken(window.repeat, number)
+            tokens, starts = piece.tokens()
+            contents.append((tokens, starts))
             keys.append(scramble(piece.numbers("id_hash")[taken], salt))
             places.append(np.stack([np.full(len(taken), position), taken], axis=1))
+            lengths.append(np.diff(starts)[taken])
 
         order = np.argsort(np.concatenate(keys), kind="stable")
-        for position, document in np.concatenate(places)[order].tolist():
-            tokens, starts = contents[position]
-            yield tokens[starts[document] : starts[document + 1]]
+        ordered = np.concatenate(lengths)[order]
+        ends = window.begin + np.cumsum(ordered)
+        begins = ends - ordered
+        when = (begins + ordered / 2) / self.tokens
+        first = int(np.searchsorted(when, since))
+        before = int(begins[first]) if first < len(begins) else window.end
+
+        def stream() -> Stream:
+            chosen = np.concatenate(places)[order[first:]].tolist()
+            for time, (position, document) in zip(
+                when[first:].tolist(), chosen, strict=True
+            ):
+                tokens, starts = contents[position]
+                yield time, tokens[starts[document] : starts[document + 1]]
+
+        return before, stream()
 
 
 def wanted_tokens(settings: Preparation) -> list[int | None]:
@@ -240,7 +234,7 @@ def _portion(pool: Pool, wanted: int) -> Portion:
         return Portion(pool, whole, 0, 0, whole * pool.tokens)
 
     # The piece in which the rest ends, and the tokens before it.
-    ends = np.cumsum(pool.tokens_of)
+    ends = np.cumsum(pool.numbers["tokens"])
     piece = int(np.searchsorted(ends, rest))
     before = int(ends[piece - 1]) if piece else 0
 
@@ -254,21 +248,26 @@ def _portion(pool: Pool, wanted: int) -> Portion:
     return Portion(pool, whole, piece, last + 1, tokens)
 
 
-def interleave(portions: Sequence[Portion], seed: int) -> Iterator[TokenArray]:
-    """Yields the tokens of every document, each source spread evenly."""
-    # pieces shuffled together: in all some 60M tokens
-    window = max(2, 32 // len(portions))
-    streams = [portion.stream(seed, window) for portion in portions]
-    for _, tokens in heapq.merge(*streams, key=itemgetter(0)):
-        yield tokens
+def interleave(
+    portions: Sequence[Portion], seed: int, begin: int = 0
+) -> Iterator[TokenArray]:
+    """Yields the tokens of every document, each source spread evenly.
 
+    `begin` are tokens to leave out: what remains is the same as without.
+    """
+    total = sum(portion.tokens for portion in portions)
+    # A document comes when its middle does, so by `since` the sources together are no
+    # further than half of a longest document of each beyond their share of it.
+    longest = sum(int(each.pool.numbers["longest"].max(initial=0)) for each in portions)
+    since = (begin - longest) / max(total, 1)
 
-def scramble(values: npt.NDArray[np.uint64], salt: str) -> npt.NDArray[np.uint64]:
-    """Maps numbers, (n,), to evenly spread ones, by SplitMix64 from a salt."""
-    digest = hashlib.blake2b(salt.encode(), digest_size=8).digest()
-    start = int.from_bytes(digest, "little")
+    window = max(2, SHUFFLED_PIECES // len(portions))
+    starts = [portion.stream(seed, window, since) for portion in portions]
+    left_out = begin - sum(before for before, _ in starts)
 
-    z = values * np.uint64(0x9E3779B97F4A7C15) + np.uint64(start)
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return z ^ (z >> np.uint64(31))
+    merged = heapq.merge(*(stream for _, stream in starts), key=itemgetter(0))
+    for _, tokens in merged:
+        kept = tokens[left_out:]
+        left_out = max(left_out - len(tokens), 0)
+        if len(kept):
+            yield kept

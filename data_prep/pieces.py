@@ -64,8 +64,8 @@ DOCUMENT = pa.schema(
 )
 """The columns of a piece, beside the tokens of its documents."""
 
-PIECE_FORMAT = 2
-"""Part of the name of the folder of pieces; raised when `DOCUMENT` changes."""
+PIECE_FORMAT = 3
+"""Part of the name of the folder of pieces; raised when what a piece holds changes."""
 
 
 @dataclass
@@ -75,7 +75,13 @@ class PieceCounts:
     read: int = 0
     tokens: int = 0  # tokens of the documents kept so far, each with its end-of-text
     normalised: int = 0
+    stored: int = 0  # bytes of the file, as stored, that hold the rows
     rejected: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def documents(self) -> int:
+        """Number of documents that are kept."""
+        return self.read - sum(self.rejected.values())
 
 
 @dataclass(frozen=True)
@@ -114,7 +120,7 @@ class Piece:
     @property
     def documents(self) -> int:
         """Number of documents that are kept."""
-        return self.counts.read - sum(self.counts.rejected.values())
+        return self.counts.documents
 
     def numbers(self, column: str) -> npt.NDArray[np.uint64]:
         """Returns a column of `DOCUMENT` that holds numbers, (documents,)."""
@@ -161,9 +167,10 @@ def piece_path(folder: Path, file: int, piece: int) -> Path:
     return folder / f"{file:05d}-{piece:05d}.arrow"
 
 
-def file_number(piece: Path) -> int:
-    """Returns which of its corpus's files a piece is of."""
-    return int(piece.name.partition("-")[0])
+def place_and_number(piece: Path) -> tuple[int, int]:
+    """Returns the place of a piece's file in its corpus, and its number in the file."""
+    place, number = piece.stem.split("-")
+    return int(place), int(number)
 
 
 def token_type(tokenizer: Tokenizer) -> type[np.uint16 | np.uint32]:

@@ -1,29 +1,24 @@
-"""The pipeline: files -> pieces -> duplicates -> mix -> shards -> manifest -> OUT."""
+"""The pipeline: encode, judge, write, by tasks; then the manifest, and the name OUT."""
 
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.filesize import decimal
+import numpy.typing as npt
 
 from data_prep import records, sample
-from data_prep.encoding import Encoded, Encoder, Job
-from data_prep.input_files import Corpus, InputFile
-from data_prep.mix import (
-    BYTES_A_DOCUMENT,
-    Pool,
-    Portion,
-    Verdicts,
-    interleave,
-    portions,
-    wanted_tokens,
-)
+from data_prep.catalogue import Catalogue
+from data_prep.duplicates import Judgement, count_tasks, judge, ranges_for
+from data_prep.encoding import Encoded, Encoder, Fetch, Job
+from data_prep.engine import Engine, share
+from data_prep.input_files import Corpus
+from data_prep.mix import Pool, Portion, portions, wanted_tokens
 from data_prep.out_folder import (
     discard,
     publish,
@@ -31,23 +26,19 @@ from data_prep.out_folder import (
     say_removing,
     work_folder,
 )
-from data_prep.pieces import PIECE_FORMAT, Piece, TokenArray, token_type
+from data_prep.piece_maker import PieceSettings
+from data_prep.pieces import PIECE_FORMAT, piece_path, token_type
 from data_prep.settings import SAMPLE, Preparation
-from data_prep.shards import write_shards
+from data_prep.shards import Plan, WriteChunk, write_index
 from data_prep.text import Contamination
-from data_prep.workers import PieceSettings, workers
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.files import read_json
-from dualpath_cli.base.output import say
-from dualpath_cli.data.manifest import INDEX, MANIFEST, Manifest
-from dualpath_cli.data.rows import OnRead
+from dualpath_cli.data.manifest import INDEX, MANIFEST, Manifest, StoredFile
 from dualpath_cli.data.storage import file_sizes
 from dualpath_cli.data.tokenizer import TOKENIZER, Tokenizer
 from dualpath_cli.report.console import Progress, counted, plain_console
 
 _PIPELINE = 1  # raised when the same request would give other bytes than before
-
-SAY_ABOVE = 10**8  # bytes of memory for duplicates, which are announced
 
 
 @dataclass(frozen=True)
@@ -149,8 +140,9 @@ def _check_is_data(out: Path) -> None:
 
 def make_data_folder(
     request: Request,
-    processes: int,
-    fetch: Callable[[InputFile, OnRead], Path],
+    engine: Engine,
+    fetch: Fetch,
+    memory: int,
     *,
     overwrite: bool = False,
 ) -> Manifest:
@@ -158,8 +150,8 @@ def make_data_folder(
 
     Everything is made in `OUT.partial`, where an interrupted preparation is continued.
     The complete folder takes the name OUT, and only then replaces a previous folder.
-    `processes` make the pieces; any number gives the same bytes. `fetch` gets files
-    that are not on this disk.
+    Any engine, and any bytes of `memory` for a task, give the same bytes. `fetch` gets
+    files that are not on this disk.
     """
     out = request.out.resolve()
     with work_folder(out, request.content, overwrite) as work:
@@ -174,9 +166,10 @@ def make_data_folder(
             unfinished.unlink()
         request.tokenizer.save(folder)
 
-        mixed = _make_pieces(request, work, folder, processes, fetch)
+        preparation = _Preparation(request, engine, fetch, memory, work, folder)
+        mixed = preparation.encode_enough()
         try:
-            manifest = _write_data(request, mixed, work, folder)
+            manifest = preparation.write(mixed)
         except UserError:
             say_removing(work)
             discard(work)  # there is nothing to continue
@@ -191,10 +184,11 @@ def make_data_folder(
 
 @dataclass(frozen=True)
 class _Mixed:
-    """The pieces of all corpora, and what is written of them."""
+    """The pieces of all corpora, the verdicts on them, and what is written."""
 
     encoded: list[Encoded]
-    verdicts: Verdicts
+    judgement: Judgement
+    numbers: npt.NDArray[np.void]  # `NUMBERS` of all pieces
     portions: list[Portion]
 
     @property
@@ -202,75 +196,170 @@ class _Mixed:
         return sum(portion.tokens for portion in self.portions)
 
 
-def _make_pieces(
-    request: Request,
-    work: Path,
-    tokenizer: Path,
-    processes: int,
-    fetch: Callable[[InputFile, OnRead], Path],
-) -> _Mixed:
-    """Encodes the corpora by workers, which load the tokenizer of a folder."""
-    settings = PieceSettings(
-        tokenizer=tokenizer,
-        min_chars=request.settings.min_chars,
-        near=request.settings.duplicates == "near",
-        contamination=request.contamination,
-        strict=request.strict,
-    )
-    folder = work / "pieces" / f"{request.digest[:16]}-{PIECE_FORMAT}"
-    folder.mkdir(parents=True, exist_ok=True)
-    with workers(processes, settings, folder) as begin:
-        encoder = Encoder(begin, processes + 2, fetch, request.strict)
-        return _encode_enough(request, encoder, folder)
+@dataclass(frozen=True)
+class _Preparation:
+    """The three stages: encode, judge, write."""
 
+    request: Request
+    engine: Engine
+    fetch: Fetch
+    memory: int  # bytes, for a task
+    work: Path
+    folder: Path  # that becomes OUT; its tokenizer is there
 
-def _encode_enough(request: Request, encoder: Encoder, folder: Path) -> _Mixed:
-    """Encodes as much of each corpus as the tokens asked for take."""
-    # Duplicates do not count, so only a comparison shows whether there is enough.
-    settings = request.settings
-    wanted = wanted_tokens(settings)
-    until = wanted
-    while True:
-        jobs = [
-            Job(corpus, folder / str(number), until[number])
-            for number, corpus in enumerate(request.corpora)
-        ]
-        encoded = encoder.encode(jobs)
-        pieces = []
-        for corpus in encoded:
-            pieces += corpus.pieces
+    @property
+    def pieces(self) -> Path:
+        return self.work / "pieces" / f"{self.request.digest[:16]}-{PIECE_FORMAT}"
 
-        _announce_comparison(settings, pieces)
-        verdicts = Verdicts(pieces, settings.duplicates)
-        pools = _pools(settings, encoded, verdicts)
+    def encode_enough(self) -> _Mixed:
+        """Encodes and judges as much of each corpus as the tokens asked for take."""
+        # Duplicates do not count, so only their comparison shows whether there is
+        # enough.
+        settings = self.request.settings
+        encoder = self._encoder()
+        wanted = wanted_tokens(settings)
+        until = wanted
+        while True:
+            jobs = [
+                Job(corpus, self.pieces / str(number), until[number])
+                for number, corpus in enumerate(self.request.corpora)
+            ]
+            encoded = encoder.encode(jobs)
+            judgement, numbers = self._judge(encoded)
+            pools = _pools(settings, judgement, numbers)
 
-        more = list(map(_tokens_to_encode, wanted, pools, encoded))
-        if not any(more):
-            return _Mixed(encoded, verdicts, portions(settings, pools))
-        until = [new or old for new, old in zip(more, until, strict=True)]
+            more = list(map(_tokens_to_encode, wanted, pools, encoded))
+            if not any(more):
+                mix = portions(settings, pools)
+                return _Mixed(encoded, judgement, numbers, mix)
+            until = [new or old for new, old in zip(more, until, strict=True)]
 
-
-def _announce_comparison(settings: Preparation, pieces: Sequence[Piece]) -> None:
-    if settings.duplicates == "keep":
-        return
-
-    documents = sum(piece.documents for piece in pieces)
-    memory = documents * BYTES_A_DOCUMENT
-    if memory > SAY_ABOVE:
-        say(
-            f"--duplicates {settings.duplicates}: {documents:,} documents are "
-            f"compared in about {decimal(memory)} of memory"
+    def _encoder(self) -> Encoder:
+        settings = PieceSettings(
+            tokenizer=self.folder,
+            min_chars=self.request.settings.min_chars,
+            near=self.request.settings.duplicates == "near",
+            contamination=self.request.contamination,
+            strict=self.request.strict,
         )
+        common = share(self.pieces, "settings", settings)
+        return Encoder(self.engine, common, self.fetch, self.request.strict)
+
+    def _judge(
+        self, encoded: Sequence[Encoded]
+    ) -> tuple[Judgement, npt.NDArray[np.void]]:
+        settings = self.request.settings
+        documents = [[count.documents for count in each.counts] for each in encoded]
+        pieces = [each.pieces for each in encoded]
+        catalogue = Catalogue.of(self.pieces, pieces, documents)
+        total = int(catalogue.documents.sum())
+
+        judgement = Judgement(
+            catalogue=catalogue,
+            folder=self.work / "judged" / f"{self.pieces.name}-{catalogue.digest[:16]}",
+            duplicates=settings.duplicates,
+            min_jaccard=settings.min_jaccard,
+            val_fraction=settings.val_fraction,
+            tokenizer=self.folder,
+            ranges=ranges_for(total, self.memory),
+        )
+        with _progress("comparing", count_tasks(judgement), "tasks") as progress:
+            return judgement, judge(self.engine, judgement, progress.advance)
+
+    def write(self, mixed: _Mixed) -> Manifest:
+        """Writes shards, records and manifest."""
+        request = self.request
+        settings = request.settings
+        tokenizer = request.tokenizer
+        if not mixed.tokens:
+            raise UserError(_why_nothing(settings, self.pieces, mixed))
+
+        dtype = token_type(tokenizer)
+        plan = Plan(
+            self.folder,
+            self.work / "shards",
+            dtype,
+            settings.chunk_tokens,
+            mixed.portions,
+            settings.seed,
+        )
+        chunks = self._write_chunks(plan)
+        index_sha256 = write_index(self.folder, chunks, plan.lengths, dtype)
+        self._write_records(mixed)
+
+        sources = list(
+            map(
+                records.count_documents,
+                settings.sources,
+                mixed.encoded,
+                mixed.portions,
+            )
+        )
+        has_all_files = all(corpus.fetched for corpus in mixed.encoded)
+        manifest = Manifest(
+            documents=sum(portion.total("documents") for portion in mixed.portions),
+            tokens=mixed.tokens,
+            text_bytes=sum(source.text_bytes for source in sources),
+            dtype="uint16" if dtype is np.uint16 else "uint32",
+            vocab_size=tokenizer.vocab_size,
+            eot_id=tokenizer.eot_id,
+            tokenizer=tokenizer.fingerprint,
+            sources=sources,
+            chunks=chunks,
+            index_sha256=index_sha256,
+            beside=records.files_beside(self.folder, chunks),
+            # No finished request where a file is lacking that may come another time.
+            request=request.digest if has_all_files else "",
+            settings=settings.as_recipe(),
+        )
+        manifest.write(self.folder)
+        return manifest
+
+    def _write_chunks(self, plan: Plan) -> list[StoredFile]:
+        plan.journal.mkdir(exist_ok=True)
+        common = share(plan.journal, "plan", plan)
+        tasks = [WriteChunk(common, number) for number in range(len(plan.lengths))]
+
+        chunks = {}
+        with _progress("writing shards", plan.tokens, "tokens") as progress:
+            for task, chunk in self.engine.run(tasks):
+                chunks[task.number] = chunk
+                progress.advance(plan.lengths[task.number])
+        return [chunks[task.number] for task in tasks]
+
+    def _write_records(self, mixed: _Mixed) -> None:
+        """Writes rejected and held-out documents, and duplicates."""
+        with_rejected = []
+        for number, corpus in enumerate(mixed.encoded):
+            for piece, counts in zip(corpus.pieces, corpus.counts, strict=True):
+                if counts.rejected:
+                    path = piece_path(self.pieces / str(number), *piece)
+                    with_rejected.append(path)
+
+        groups = len(mixed.judgement.catalogue.groups)
+        with _progress("writing what was left out", groups, "tasks") as progress:
+            records.write_rejected(self.folder, with_rejected)
+            records.write_records(
+                self.folder,
+                self.engine,
+                mixed.judgement,
+                self.request.corpora,
+                mixed.numbers,
+                progress.advance,
+            )
+
+        settings = self.request.settings
+        if any(source.path == SAMPLE for source in settings.sources):
+            sample.write_val(self.folder / "val")
 
 
 def _pools(
-    settings: Preparation, encoded: Sequence[Encoded], verdicts: Verdicts
+    settings: Preparation, judgement: Judgement, numbers: npt.NDArray[np.void]
 ) -> list[Pool]:
     pools = []
-    kinds = iter(verdicts.kinds)
-    for source, corpus in zip(settings.sources, encoded, strict=True):
-        own = list(islice(kinds, len(corpus.pieces)))
-        pools.append(Pool(source.name, corpus.pieces, own, settings.val_fraction))
+    for number, source in enumerate(settings.sources):
+        first, stop = judgement.catalogue.of_source(number)
+        pools.append(Pool(source.name, judgement, first, numbers[first:stop]))
     return pools
 
 
@@ -284,88 +373,27 @@ def _tokens_to_encode(wanted: int | None, pool: Pool, encoded: Encoded) -> int |
     return round(encoded.tokens * min(max(factor, 1.25), 2.0)) + 1
 
 
-def _write_data(request: Request, mixed: _Mixed, work: Path, folder: Path) -> Manifest:
-    """Writes shards, records and manifest into `folder`."""
-    tokenizer = request.tokenizer
-    settings = request.settings
-    if not mixed.tokens:
-        raise UserError(_why_nothing(settings, mixed))
-
-    dtype = token_type(tokenizer)
-
-    def stream() -> Iterator[TokenArray]:
-        for tokens in interleave(mixed.portions, settings.seed):
-            yield tokens
-            progress.advance(len(tokens))
-
-    with _progress("writing shards", mixed.tokens, "tokens") as progress:
-        chunks, index_sha256 = write_shards(
-            folder,
-            work / "shards",
-            dtype,
-            settings.chunk_tokens,
-            stream(),
-            mixed.tokens,
-        )
-
-    _write_records(request, mixed, folder)
-    if any(source.path == SAMPLE for source in settings.sources):
-        sample.write_val(folder / "val")
-
-    sources = list(
-        map(records.count_documents, settings.sources, mixed.encoded, mixed.portions)
-    )
-    has_all_files = all(corpus.fetched for corpus in mixed.encoded)
-    manifest = Manifest(
-        documents=sum(portion.documents for portion in mixed.portions),
-        tokens=mixed.tokens,
-        text_bytes=sum(source.text_bytes for source in sources),
-        dtype="uint16" if dtype is np.uint16 else "uint32",
-        vocab_size=tokenizer.vocab_size,
-        eot_id=tokenizer.eot_id,
-        tokenizer=tokenizer.fingerprint,
-        sources=sources,
-        chunks=chunks,
-        index_sha256=index_sha256,
-        beside=records.files_beside(folder, chunks),
-        # No finished request where a file is lacking that may come another time.
-        request=request.digest if has_all_files else "",
-        settings=settings.as_recipe(),
-    )
-    manifest.write(folder)
-    return manifest
-
-
-def _write_records(request: Request, mixed: _Mixed, folder: Path) -> None:
-    """Writes rejected and held-out documents, and duplicates."""
-    pools = [portion.pool for portion in mixed.portions]
-    passes_over_pieces = 2
-    total = passes_over_pieces * len(mixed.verdicts.pieces)
-    with _progress("writing what was left out", total, "pieces") as progress:
-        records.write_rejected(folder, mixed.encoded)
-        records.write_held_out(folder, pools, request.tokenizer, progress.advance)
-        records.write_duplicates(
-            folder, request.corpora, mixed.encoded, mixed.verdicts, progress.advance
-        )
-
-
 def _progress(title: str, total: int, unit: str) -> Progress:
     console = plain_console(stderr=True)
     return Progress(console, title, counted(unit), total, transient=True)
 
 
-def _why_nothing(settings: Preparation, mixed: _Mixed) -> str:
+def _why_nothing(settings: Preparation, pieces: Path, mixed: _Mixed) -> str:
     """Returns why there is nothing to write.
 
     It is the first source without text, with its first fault.
     """
-    for source, corpus, portion in zip(
-        settings.sources, mixed.encoded, mixed.portions, strict=True
+    for number, (source, corpus, portion) in enumerate(
+        zip(settings.sources, mixed.encoded, mixed.portions, strict=True)
     ):
         if portion.pool.tokens:
             continue
 
-        rejected = filter(None, map(records.first_reason, corpus.pieces))
+        rejected = (
+            records.first_reason(piece_path(pieces / str(number), *piece))
+            for piece, counts in zip(corpus.pieces, corpus.counts, strict=True)
+            if counts.rejected
+        )
         reason = next(chain(corpus.faults, rejected), None)
         return f"no text in {source.path}" + (f": {reason}" if reason else "")
 

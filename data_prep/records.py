@@ -1,93 +1,231 @@
-"""Records beside the shards: held-out texts, rejected documents, duplicates, counts."""
+"""Records beside the shards: held-out texts, rejected documents, duplicates, counts.
+
+Tasks make the lines of a group of pieces each; the command joins them.
+"""
 
 import io
 import json
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
+from data_prep.catalogue import Group
+from data_prep.duplicates import EXACT, NEAR, UNLIKE, Judgement
 from data_prep.encoding import Encoded
+from data_prep.engine import Between, Engine, share, shared
 from data_prep.input_files import Corpus
-from data_prep.mix import EXACT, KEPT, NEAR, Pool, Portion, Verdicts
-from data_prep.pieces import REJECTED, Piece, file_number
+from data_prep.mix import Portion
+from data_prep.pieces import REJECTED, read_sealed, write_sealed
+from data_prep.scramble import scramble
 from data_prep.settings import SourceSettings
+from data_prep.similarity import Texts
 from dualpath_cli.base.files import replacing
 from dualpath_cli.data.manifest import INDEX, MANIFEST, SourceCount, StoredFile
 from dualpath_cli.data.storage import file_sizes, sha256_of
-from dualpath_cli.data.tokenizer import TOKENIZER, Tokenizer
+from dualpath_cli.data.tokenizer import TOKENIZER
 
-OnPiece = Callable[[int], None]
-"""Called with the number of pieces gone through since the last call."""
+DUPLICATES = "duplicates.jsonl.zst"
+PAIRS = "compared.jsonl.zst"
+SAMPLED_PAIRS = 1000
+"""About so many pairs of documents, whose texts were compared, keep these texts."""
+MOST_CHARACTERS = 20_000  # of a text that is kept
+
+KINDS = {EXACT: "exact", NEAR: "near", UNLIKE: "unlike"}
 
 
-def write_held_out(
-    folder: Path, pools: Sequence[Pool], tokenizer: Tokenizer, on_piece: OnPiece
+@dataclass(frozen=True)
+class Records:
+    """What the tasks share."""
+
+    judgement: Judgement
+    corpora: Sequence[tuple[str, Sequence[str]]]
+    """The name of each source, and the names of its files."""
+    folder: Path
+    sampled: float  # share of the compared pairs that keep their texts
+
+    def path(self, group: Group, kind: str) -> Path:
+        return self.folder / f"{group.number:05d}.{kind}.jsonl"
+
+
+@dataclass(frozen=True)
+class Record:
+    """A task: the lines of a group's held-out documents, duplicates and pairs."""
+
+    records: Path  # shared `Records`
+    group: Group
+
+    def run(self, between: Between) -> None:
+        records: Records = shared(self.records)
+        lines = {
+            "held_out": _held_out_rows,
+            "duplicates": _duplicate_rows,
+            "pairs": _pair_rows,
+        }
+        for kind, rows_of in lines.items():
+            path = records.path(self.group, kind)
+            if read_sealed(path):
+                continue
+
+            rows = rows_of(records, self.group)
+            text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+            if text:
+                write_sealed(path, text.encode())
+
+
+def _held_out_rows(records: Records, group: Group) -> Iterator[dict[str, Any]]:
+    judgement = records.judgement
+    texts = Texts(judgement.catalogue, judgement.tokenizer)
+    for number in range(group.first, group.stop):
+        chosen = judgement.is_kept(number) & judgement.is_held_out(number)
+        ids = judgement.catalogue.piece(number).ids() if chosen.any() else []
+        start = int(judgement.catalogue.starts[number])
+        for document in np.flatnonzero(chosen).tolist():
+            yield {"id": ids[document], "text": texts.text(start + document)}
+
+
+def _duplicate_rows(records: Records, group: Group) -> Iterator[dict[str, Any]]:
+    places = _Places(records)
+    pairs = records.judgement.verdicts(group).pairs
+    for pair in pairs[pairs["kind"] != UNLIKE]:
+        yield {
+            **places.of(int(pair["document"])),
+            "id": places.id(int(pair["document"])),
+            **_judged(pair),
+            "of": places.of(int(pair["of"])),
+        }
+
+
+def _pair_rows(records: Records, group: Group) -> Iterator[dict[str, Any]]:
+    """Some of the pairs whose texts were compared, with the beginnings of the texts."""
+    places = _Places(records)
+    texts = Texts(records.judgement.catalogue, records.judgement.tokenizer)
+    pairs = records.judgement.verdicts(group).pairs
+    pairs = pairs[~np.isnan(pairs["jaccard"])]
+
+    drawn = scramble(pairs["document"].astype(np.uint64), "pairs")
+    for pair in pairs[drawn * 2.0**-64 < records.sampled]:
+        documents = [int(pair["document"]), int(pair["of"])]
+        yield {
+            **_judged(pair),
+            "places": [places.of(document) for document in documents],
+            "texts": [texts.text(each)[:MOST_CHARACTERS] for each in documents],
+        }
+
+
+def _judged(pair: Any) -> dict[str, Any]:
+    row = {"kind": KINDS[int(pair["kind"])]}
+    if np.isnan(pair["jaccard"]):
+        return row
+    return {**row, "jaccard": round(float(pair["jaccard"]), 4)}
+
+
+class _Places:
+    """Where documents stand in the input."""
+
+    def __init__(self, records: Records) -> None:
+        self._records = records
+        self._catalogue = records.judgement.catalogue
+        self._rows = lru_cache(maxsize=256)(self._rows_of)
+        self._ids = lru_cache(maxsize=1)(lambda n: self._catalogue.piece(n).ids())
+
+    def _rows_of(self, piece: int) -> list[int]:
+        rows: list[int] = self._catalogue.piece(piece).numbers("number").tolist()
+        return rows
+
+    def of(self, document: int) -> dict[str, Any]:
+        piece, index = self._catalogue.locate(document)
+        source, files = self._records.corpora[int(self._catalogue.source[piece])]
+        return {
+            "source": source,
+            "file": files[int(self._catalogue.file[piece])],
+            "row": self._rows(piece)[index],
+        }
+
+    def id(self, document: int) -> str | None:
+        piece, index = self._catalogue.locate(document)
+        id: str | None = self._ids(piece)[index]
+        return id
+
+
+def write_records(
+    folder: Path,
+    engine: Engine,
+    judgement: Judgement,
+    corpora: Sequence[Corpus],
+    numbers: Any,
+    on_task: Callable[[int], None],
 ) -> None:
-    """Writes the validation documents of each source to val/NAME.jsonl.
+    """Writes held-out documents, duplicates, and some compared pairs into a folder.
 
-    A source without any has no file.
+    What there is none of has no file. `numbers` are `NUMBERS` of all pieces; `on_task`
+    is called with 1 for each group.
     """
-    for pool in pools:
-        rows = _held_out_rows(pool, tokenizer, on_piece)
-        first = next(rows, None)
-        if first is None:
-            continue
+    compared = int(numbers["near"].sum() + numbers["unlike"].sum())
+    records = Records(
+        judgement,
+        [
+            (corpus.settings.name, [file.name for file in corpus.files])
+            for corpus in corpora
+        ],
+        judgement.folder / "records",
+        min(SAMPLED_PAIRS / max(compared, 1), 1.0),
+    )
+    common = share(judgement.folder, "records", records)
+    groups = judgement.catalogue.groups
+    for _ in engine.run([Record(common, group) for group in groups]):
+        on_task(1)
 
-        path = folder / "val" / f"{pool.name}.jsonl"
-        with replacing(path) as partial, open(partial, "w", encoding="utf-8") as file:
-            for row in chain([first], rows):
-                file.write(json.dumps(row, ensure_ascii=False) + "\n")
-
-
-def _held_out_rows(
-    pool: Pool, tokenizer: Tokenizer, on_piece: OnPiece
-) -> Iterator[dict[str, Any]]:
-    for number, piece in enumerate(pool.pieces):
-        on_piece(1)
-        chosen = pool.to_hold_out(number)
-        if not len(chosen):
-            continue
-
-        ids = piece.ids()
-        tokens, starts = piece.tokens()
-        for document in chosen.tolist():
-            begin = starts[document]
-            end = starts[document + 1] - 1  # without end-of-text
-            # The tokenizer loses nothing, so the ids give the text back.
-            text = tokenizer.decode(tokens[begin:end].tolist())
-            yield {"id": ids[document], "text": text}
+    for number, corpus in enumerate(corpora):
+        own = [group for group in groups if group.source == number]
+        path = folder / "val" / f"{corpus.settings.name}.jsonl"
+        _join(records, own, "held_out", path)
+    _join(records, groups, "duplicates", folder / DUPLICATES)
+    _join(records, groups, "pairs", folder / PAIRS)
 
 
-def write_rejected(folder: Path, encoded: Sequence[Encoded]) -> None:
+def _join(records: Records, groups: Sequence[Group], kind: str, path: Path) -> None:
+    """Joins the lines of some groups; a name with .zst is compressed."""
+    parts = [records.path(group, kind) for group in groups]
+    parts = [part for part in parts if part.exists()]
+    if not parts:
+        return
+
+    with replacing(path) as partial, partial.open("wb") as file:
+        stream: Any = file
+        if path.suffix == ".zst":
+            stream = pa.CompressedOutputStream(pa.PythonFile(file, mode="w"), "zstd")
+        for part in parts:
+            stream.write(read_sealed(part))
+        stream.close()
+
+
+def write_rejected(folder: Path, pieces: Iterable[Path]) -> None:
     """Writes rejected.jsonl.zst: rejected documents with their place and the reason.
 
-    Without any there is no file.
+    `pieces` are those with rejected documents; without any there is no file.
     """
-    pieces = chain.from_iterable(corpus.pieces for corpus in encoded)
-    with_rejected = [piece for piece in pieces if piece.counts.rejected]
-    if not with_rejected:
+    pieces = list(pieces)
+    if not pieces:
         return
 
     path = folder / "rejected.jsonl.zst"
     with replacing(path) as partial, open(partial, "wb") as out:
-        for piece in with_rejected:
-            with open(piece.path.with_suffix(REJECTED), "rb") as file:
+        for piece in pieces:
+            with open(piece.with_suffix(REJECTED), "rb") as file:
                 # Frames one after the other are a zstd file.
                 shutil.copyfileobj(file, out)
 
 
-def first_reason(piece: Piece) -> str | None:
-    """Returns the reason of a piece's first rejected document; None without one."""
-    if not piece.counts.rejected:
-        return None
-
-    path = piece.path.with_suffix(REJECTED)
+def first_reason(piece: Path) -> str:
+    """Returns the reason of the first rejected document of a piece that has one."""
+    path = piece.with_suffix(REJECTED)
     with pa.CompressedInputStream(str(path), "zstd") as rejected:
         line = io.BufferedReader(rejected).readline()
     row = json.loads(line)
@@ -96,59 +234,6 @@ def first_reason(piece: Piece) -> str | None:
     if not row["detail"]:
         return reason
     return f"{reason}: {row['detail']}"
-
-
-def write_duplicates(
-    folder: Path,
-    corpora: Sequence[Corpus],
-    encoded: Sequence[Encoded],
-    verdicts: Verdicts,
-    on_piece: OnPiece,
-) -> None:
-    """Writes duplicates.jsonl.zst: each one's place, and that of its original.
-
-    Without duplicates there is no file.
-    """
-    if not verdicts.any():
-        return
-
-    corpus_of = []  # by the number of a piece
-    for corpus, pieces in zip(corpora, encoded, strict=True):
-        corpus_of += [corpus] * len(pieces.pieces)
-
-    @lru_cache(maxsize=256)
-    def rows_of(piece: int) -> list[int]:
-        rows: list[int] = verdicts.pieces[piece].numbers("number").tolist()
-        return rows
-
-    def place(piece: int, document: int) -> dict[str, Any]:
-        corpus = corpus_of[piece]
-        file = corpus.files[file_number(verdicts.pieces[piece].path)]
-        return {
-            "source": corpus.settings.name,
-            "file": file.name,
-            "row": rows_of(piece)[document],
-        }
-
-    path = folder / "duplicates.jsonl.zst"
-    with (
-        replacing(path) as partial,
-        pa.CompressedOutputStream(str(partial), "zstd") as out,
-    ):
-        for number, piece in enumerate(verdicts.pieces):
-            on_piece(1)
-            kinds = verdicts.kinds[number]
-            firsts = verdicts.firsts[number]
-            repeated = (kinds != KEPT).nonzero()[0].tolist()
-            ids = piece.ids() if repeated else []
-            for document in repeated:
-                row = {
-                    **place(number, document),
-                    "id": ids[document],
-                    "kind": "exact" if kinds[document] == EXACT else "near",
-                    "of": place(*verdicts.locate(int(firsts[document]))),
-                }
-                out.write((json.dumps(row, ensure_ascii=False) + "\n").encode())
 
 
 def files_beside(folder: Path, chunks: Sequence[StoredFile]) -> list[StoredFile]:
@@ -168,39 +253,27 @@ def count_documents(
     source: SourceSettings, encoded: Encoded, portion: Portion
 ) -> SourceCount:
     """Counts the documents of a source, each of which is in one of the counts."""
-    pool = portion.pool
-    numbers = range(len(encoded.pieces))
-    counts = [piece.counts for piece in encoded.pieces]
-
-    kinds: Counter[int] = Counter()
-    for own in pool.kinds:
-        kinds.update(own.tolist())
+    numbers = portion.pool.numbers
+    tokens = portion.pool.tokens
     rejected: Counter[str] = Counter()
-    for count in counts:
+    for count in encoded.counts:
         rejected.update(count.rejected)
 
-    distinct = sum(len(portion.taken(0, n)) for n in numbers)
-    allowed = sum(len(pool.to_write(n)) for n in numbers)
-
-    text_bytes = 0
-    for n, piece in enumerate(encoded.pieces):
-        for repeat in range(portion.all_passes):
-            taken = portion.taken(repeat, n)
-            text_bytes += int(piece.numbers("text_bytes")[taken].sum())
-
+    distinct = portion.distinct_documents()
     return SourceCount(
         name=source.name,
         path=source.path,
-        read=sum(count.read for count in counts),
+        read=sum(count.read for count in encoded.counts),
         documents=distinct,
-        validation=sum(len(pool.to_hold_out(n)) for n in numbers),
+        validation=int(numbers["held_out"].sum()),
         rejected=dict(sorted(rejected.items())),
-        exact_duplicates=kinds[EXACT],
-        near_duplicates=kinds[NEAR],
-        unused=allowed - distinct,
-        passes=round(portion.tokens / pool.tokens, 6) if pool.tokens else 0.0,
+        exact_duplicates=int(numbers["exact"].sum()),
+        near_duplicates=int(numbers["near"].sum()),
+        unused=int(numbers["documents"].sum()) - distinct,
+        passes=round(portion.tokens / tokens, 6) if tokens else 0.0,
         tokens=portion.tokens,
-        text_bytes=text_bytes,
-        normalised=sum(count.normalised for count in counts),
+        text_bytes=portion.total("text_bytes"),
+        normalised=sum(count.normalised for count in encoded.counts),
         faults=encoded.faults,
+        unlike=int(numbers["unlike"].sum()),
     )

@@ -93,7 +93,11 @@ class Preparation:
     """Seed of the order of the documents."""
     duplicates: Duplicates = "exact"
     """Documents to leave out: none, those with the text of an earlier document, or also
-    those that resemble an earlier one (MinHash, 5-word shingles, 14 bands of 8)."""
+    those that resemble an earlier one (MinHash, 5-word shingles, 14 bands of 8; then
+    their texts)."""
+    min_jaccard: float = 0.75
+    """Least Jaccard index of two texts' runs of five words, for near-duplicates; 0
+    compares no texts."""
     decontaminate: tuple[Place, ...] = ()
     """Evaluation texts, as sources: documents that share 13 words in a row with a text
     are left out."""
@@ -113,6 +117,7 @@ class Preparation:
         # litdata's offsets within a chunk are 32-bit numbers of bytes.
         chunk = (1 << 6, 1 << 29)
         check_ranges(self, counts | {"seed": (0, (1 << 64) - 1), "chunk_tokens": chunk})
+        check_range("min_jaccard", self.min_jaccard, (0.0, 1.0))
         if not 0 <= self.val_fraction < 1:
             raise ValueError(
                 "val_fraction must be at least 0 and below 1, not "
@@ -163,6 +168,8 @@ class Preparation:
     def as_recipe(self) -> dict[str, Any]:
         """The settings as a recipe of `dualpath prepare`."""
         recipe: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        if self.duplicates != "near":  # else a key that decides nothing would differ
+            del recipe["min_jaccard"]
         return recipe
 
     def shares(self) -> list[float] | None:

@@ -1,15 +1,20 @@
-"""Chunks of tokens that `litdata.StreamingDataset` reads with a `TokensLoader`."""
+"""Shards, the third stage: chunks of tokens that `litdata.StreamingDataset` reads.
+
+Its `TokensLoader` does.
+"""
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from data_prep.engine import Between, shared
+from data_prep.mix import Portion, interleave
 from data_prep.pieces import TokenArray, read_sealed, write_sealed
 from dualpath_cli.base.files import replacing, write_text
 from dualpath_cli.data.manifest import (
@@ -36,74 +41,57 @@ _CONFIG: dict[str, Any] = {
 """The other fields of litdata's index for chunks that hold one item each."""
 
 
-def write_shards(
-    folder: Path,
-    journal: Path,
-    dtype: type[np.uint16 | np.uint32],
-    chunk_tokens: int,
-    stream: Iterable[TokenArray],
-    total: int,
-) -> tuple[list[StoredFile], str]:
-    """Writes `total` tokens as chunks of equal length, the last one shorter.
+@dataclass(frozen=True)
+class Plan:
+    """The tokens of a data folder, and where they go."""
 
-    `stream` has the tokens in arrays of any length. They are stored as a bare array,
-    which a `TokensLoader` cuts into blocks of any length; the tail of each chunk that
-    fills no block is not read. Equal streams give equal bytes, those of litdata's own
-    writer given each chunk as one item.
+    folder: Path
+    journal: Path  # a folder for notes of finished chunks
+    dtype: type[np.uint16 | np.uint32]
+    chunk_tokens: int
+    portions: Sequence[Portion]
+    seed: int
 
-    Each finished chunk is noted in `journal`; of those that an interrupted writer
-    noted, and that are as they were, the tokens are passed over. Returns the chunks and
-    the sha256 of the index.
-    """
-    # litdata's own writer holds a chunk several times in memory, and importing it costs
-    # seconds and half a gigabyte.
-    folder.mkdir(parents=True, exist_ok=True)
-    journal.mkdir(parents=True, exist_ok=True)
-    token = np.dtype(dtype)
-    tokens = _TokenStream(stream)
+    @property
+    def tokens(self) -> int:
+        return sum(portion.tokens for portion in self.portions)
 
-    chunks = []
-    lengths = []
-    for number, start in enumerate(range(0, total, chunk_tokens)):
-        length = min(chunk_tokens, total - start)
-        path = folder / f"chunk-0-{number}.bin"
-        note = journal / f"{number}.json"
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of each chunk: equal, but for the last one."""
+        whole, rest = divmod(self.tokens, self.chunk_tokens)
+        return [self.chunk_tokens] * whole + [rest] * bool(rest)
+
+
+@dataclass(frozen=True)
+class WriteChunk:
+    """A task: one chunk of a shared `Plan`, a slice of the order of all documents."""
+
+    plan: Path
+    number: int
+
+    def run(self, between: Between) -> StoredFile:
+        """A chunk that was noted before, and that is as it was, stays."""
+        plan: Plan = shared(self.plan)
+        path = plan.folder / f"chunk-0-{self.number}.bin"
+        note = plan.journal / f"{self.number}.json"
         chunk = _noted_chunk(note, path)
-        if chunk:
-            tokens.pass_over(length)
-        else:
-            chunk = _write_chunk(path, tokens.take(length), length * token.itemsize)
+        if not chunk:
+            begin = self.number * plan.chunk_tokens
+            tokens = interleave(plan.portions, plan.seed, begin)
+            length = plan.lengths[self.number]
+            chunk = write_chunk(path, _first(length, tokens), length, plan.dtype)
             write_sealed(note, json.dumps(asdict(chunk)).encode())
-
-        lengths.append(length)
-        chunks.append(chunk)
-
-    index = _index(chunks, lengths, LITDATA_FORMATS[token.name])
-    write_text(folder / INDEX, index)
-    return chunks, sha256_of(folder / INDEX)
+        return chunk
 
 
-class _TokenStream:
-    """Arrays of tokens, of any length, cut into parts of given lengths."""
-
-    def __init__(self, arrays: Iterable[TokenArray]) -> None:
-        self._arrays = iter(arrays)
-        self._rest: TokenArray = np.empty(0, np.uint16)
-
-    def take(self, count: int) -> Iterator[TokenArray]:
-        """Yields the next `count` tokens, in arrays."""
-        while count:
-            if not len(self._rest):
-                self._rest = next(self._arrays)
-            taken = self._rest[:count]
-            self._rest = self._rest[count:]
-            count -= len(taken)
-            yield taken
-
-    def pass_over(self, count: int) -> None:
-        """Leaves out the next `count` tokens."""
-        for _ in self.take(count):
-            pass
+def _first(count: int, arrays: Iterable[TokenArray]) -> Iterator[TokenArray]:
+    """Yields the first tokens of some arrays."""
+    for tokens in arrays:
+        yield tokens[:count]
+        count -= len(tokens)
+        if count <= 0:
+            return
 
 
 def _noted_chunk(note: Path, path: Path) -> StoredFile | None:
@@ -114,25 +102,48 @@ def _noted_chunk(note: Path, path: Path) -> StoredFile | None:
     return None
 
 
-def _write_chunk(path: Path, tokens: Iterable[TokenArray], size: int) -> StoredFile:
-    # litdata's header: the number of items, where each begins, where the last one ends.
+def write_chunk(
+    path: Path,
+    arrays: Iterable[TokenArray],
+    length: int,
+    dtype: type[np.uint16 | np.uint32],
+) -> StoredFile:
+    """Writes `length` tokens, in arrays of any length, as one chunk.
+
+    They are stored as a bare array, which a `TokensLoader` cuts into blocks of any
+    length; the tail that fills no block is not read. The bytes are those of litdata's
+    own writer given the chunk as one item.
+    """
+    # litdata's own writer holds a chunk several times in memory, and importing it costs
+    # seconds and half a gigabyte. Its header: the number of items, where each begins,
+    # where the last one ends.
     items = 1
+    size = length * np.dtype(dtype).itemsize
     header = np.array([items, HEADER, HEADER + size], "<u4")
     digest = hashlib.sha256()
 
-    with replacing(path) as partial, open(partial, "wb", buffering=1 << 20) as file:
-        for array in chain([header], tokens):
+    # Shared: other machines may write into the folder, whose unfinished files go when a
+    # preparation begins.
+    with replacing(path, shared=True) as partial, open(partial, "wb", 1 << 20) as file:
+        for array in chain([header], arrays):
             digest.update(array.data)
             file.write(array.data)
     return StoredFile(path.name, header.nbytes + size, digest.hexdigest())
 
 
-def _index(chunks: list[StoredFile], lengths: list[int], format: str) -> str:
+def write_index(
+    folder: Path,
+    chunks: Sequence[StoredFile],
+    lengths: Sequence[int],
+    dtype: type[np.uint16 | np.uint32],
+) -> str:
+    """Writes litdata's index of chunks of some lengths; returns its sha256."""
     # litdata keys its cache of remote data by `updated_at`, and would put the time
     # there: a digest of the content does the same and keeps the index equal for equal
     # data.
     digest = hashlib.sha256("".join(chunk.sha256 for chunk in chunks).encode())
-    config = _CONFIG | {"data_format": [format]}
-    entries = index_entries(chunks, lengths)
+    config = _CONFIG | {"data_format": [LITDATA_FORMATS[np.dtype(dtype).name]]}
+    entries = index_entries([*chunks], [*lengths])
     index = {"chunks": entries, "config": config, "updated_at": digest.hexdigest()[:16]}
-    return json.dumps(index, sort_keys=True)
+    write_text(folder / INDEX, json.dumps(index, sort_keys=True))
+    return sha256_of(folder / INDEX)

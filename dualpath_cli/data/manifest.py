@@ -8,7 +8,7 @@ import re
 import typing
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
@@ -107,6 +107,9 @@ class SourceCount:
     text_bytes: int  # UTF-8 bytes of the documents written, repeats included
     normalised: int  # documents whose text was changed by cleaning, of those met
     faults: list[str]  # files that could not be read to their end, and why
+    unlike: int = 0
+    """Documents that share a band with an earlier one and are kept, as their texts are
+    not alike; not in the file where there are none."""
 
     @property
     def public_name(self) -> str:
@@ -212,6 +215,9 @@ class Manifest:
     def write(self, folder: Path) -> None:
         """Writes `manifest.json` into a folder."""
         content = {"fingerprint": self.fingerprint, **asdict(self)}
+        for source in content["sources"]:
+            if not source["unlike"]:
+                del source["unlike"]
         text = json.dumps(content, indent=2, ensure_ascii=False)
         write_text(folder / MANIFEST, text + "\n")
 
@@ -392,7 +398,8 @@ def _as_type(kind: Any, value: Any) -> Any:
 
 def _as_dataclass(kind: Any, value: dict[str, Any]) -> Any:
     kinds = typing.get_type_hints(kind)
-    wrong = sorted(kinds.keys() ^ value.keys())
+    optional = {field.name for field in fields(kind) if field.default is not MISSING}
+    wrong = sorted((kinds.keys() ^ value.keys()) - (optional - value.keys()))
     if wrong:
         fault = "unknown" if wrong[0] in value else "missing"
         raise ValueError(f"'{wrong[0]:.60}' is {fault}")

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from data_prep.shards import write_shards
+from data_prep.shards import write_chunk, write_index
 from dualpath_cli.data.manifest import MANIFEST, Manifest, SourceCount, StoredFile
 from dualpath_cli.data.storage import sha256_of
 from dualpath_cli.data.tokenizer import TOKENIZER, Tokenizer
@@ -30,6 +30,20 @@ CHUNKS, BLOCKS = 8, 12  # of a data folder: chunks, and blocks in each
 def ids(seed: int, highest: int = 255) -> np.ndarray:
     count = CHUNKS * BLOCKS * (SEQ_LEN + 1)
     return np.random.default_rng(seed).integers(0, highest, count, endpoint=True)
+
+
+def write_shards(
+    folder: Path, tokens: np.ndarray, chunk_tokens: int
+) -> tuple[list[StoredFile], str]:
+    """Writes tokens as chunks of equal length; returns these, and the index's hash."""
+    folder.mkdir(parents=True, exist_ok=True)
+    chunks, lengths = [], []
+    for number, start in enumerate(range(0, len(tokens), chunk_tokens)):
+        own = tokens[start : start + chunk_tokens]
+        path = folder / f"chunk-0-{number}.bin"
+        chunks.append(write_chunk(path, [own], len(own), tokens.dtype.type))
+        lengths.append(len(own))
+    return chunks, write_index(folder, chunks, lengths, tokens.dtype.type)
 
 
 def write(folder: Path, tokens: Any, **stated: Any) -> Path:
@@ -178,10 +192,7 @@ def write_data_folder(
         for path in sorted(folder.rglob("*"))
         if path.is_file()
     ]
-    journal = folder.with_name(f"{folder.name}-journal")
-    chunks, index = write_shards(
-        folder, journal, np.uint16, chunk_tokens, [tokens], len(tokens)
-    )
+    chunks, index = write_shards(folder, tokens, chunk_tokens)
     tokenizer.save(folder)
     counts = {"documents": 1, "tokens": len(tokens), "text_bytes": len(tokens)}
     content: dict[str, Any] = {

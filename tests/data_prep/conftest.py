@@ -13,6 +13,8 @@ import zstandard
 
 from data_prep import prepare as pipeline
 from data_prep.corpora import find_corpus
+from data_prep.encoding import Fetch
+from data_prep.engine import local_engine
 from data_prep.prepare import Request
 from data_prep.settings import Preparation, SourceSettings
 from dualpath_cli.data.manifest import Manifest
@@ -77,10 +79,19 @@ def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1,localhost")
 
 
-def prepare(request: Request, processes: int = 1, **options: Any) -> Manifest:
+def prepare(
+    request: Request,
+    processes: int = 1,
+    *,
+    fetch: Fetch = lambda file, on_received: file.origin,
+    memory: int = 10**9,
+    overwrite: bool = False,
+) -> Manifest:
     """`data_prep.prepare.make_data_folder`, of files that are here."""
-    here = {"fetch": lambda file, on_received: file.origin}
-    return pipeline.make_data_folder(request, processes, **(here | options))
+    with local_engine(processes) as engine:
+        return pipeline.make_data_folder(
+            request, engine, fetch, memory, overwrite=overwrite
+        )
 
 
 def source(name: str, path: Path | str, **settings: Any) -> SourceSettings:

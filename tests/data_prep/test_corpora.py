@@ -15,7 +15,7 @@ import pytest
 import zstandard
 from huggingface_hub import constants
 
-from data_prep import corpora, download, fetching
+from data_prep import corpora, download, encoding, fetching
 from data_prep.corpora import hub_files, nemotron_files
 from data_prep.download import Downloads
 from dualpath_cli.base.errors import UserError
@@ -175,7 +175,8 @@ def test_as_many_files_are_taken_as_asked_for_or_as_the_tokens_need(
     assert [web.asked(path) for path in order] == [1, 1] + [0] * 7
     a_file = Manifest.read(tmp_path / "one").tokens
     # As if one token took a byte: these files compress far better than real ones.
-    monkeypatch.setattr(fetching, "TOKENS_PER_BYTE", a_file / corpora.FILE_BYTES)
+    for module in (fetching, encoding):
+        monkeypatch.setattr(module, "TOKENS_PER_BYTE", a_file / corpora.FILE_BYTES)
     assert run("some", "--tokens", str(int(2.5 * a_file))) == 0
     manifest = Manifest.read(tmp_path / "some")
     assert 0 <= manifest.tokens - int(2.5 * a_file) < 200

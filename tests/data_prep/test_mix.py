@@ -1,120 +1,20 @@
-"""Texts and their mix: what repeats, what is taken of each source, and in what
-order."""
+"""The mix: what is taken of each source, and in what order."""
 
-import random
-import tempfile
-import unicodedata
 from collections import Counter
-from collections.abc import Sequence
-from itertools import combinations
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import pytest
-from datasketch import MinHash, MinHashLSH
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep.mix import (
-    EXACT,
-    KEPT,
-    NEAR,
-    Pool,
-    Verdicts,
-    interleave,
-    portions,
-    scramble,
-)
-from data_prep.pieces import Piece, PieceCounts
+from data_prep.catalogue import Catalogue
+from data_prep.duplicates import Judgement, judge
+from data_prep.engine import Engine
+from data_prep.mix import Pool, interleave, portions
+from data_prep.pieces import Piece, PieceCounts, piece_path
+from data_prep.scramble import scramble
 from data_prep.settings import Preparation, SourceSettings
-from data_prep.text import (
-    BANDS,
-    ROWS,
-    Contamination,
-    band_keys,
-    shingles,
-    signature,
-    words_of,
-)
-from dualpath_cli.data.documents import clean
-
-Corpus = list[list[tuple[int, tuple[int, ...]]]]
-"""Pieces of documents, each the number of its text and its band keys."""
-
-
-def document(
-    row: int, text: int, size: int, bands: list[int] | None = None
-) -> dict[str, Any]:
-    return {
-        "number": row,
-        "id": None,
-        "id_hash": row,
-        "digest": text.to_bytes(16, "big"),
-        "text_bytes": size,
-        "bands": bands,
-    }
-
-
-def write_pieces(folder: Path, corpus: Corpus) -> list[Piece]:
-    pieces = []
-    for number, documents in enumerate(corpus):
-        rows = []
-        for row, (text, bands) in enumerate(documents, 1):
-            keys = np.resize(np.array(bands, np.uint64), BANDS)
-            # Texts differ in the second half only.
-            rows.append(document(row, text, 1, keys.tolist()))
-        path = folder / f"{number}.arrow"
-        ends = np.arange(1, len(rows) + 1)
-        Piece.write(
-            path, rows, np.ones(len(rows), np.uint16), ends, PieceCounts(read=len(rows))
-        )
-        pieces.append(Piece(path))
-    return pieces
-
-
-def expected(corpus: Corpus, kind: str) -> tuple[list[int], list[int | None]]:
-    """Compares each document with all before it."""
-    documents = [document for piece in corpus for document in piece]
-    verdicts, firsts = [], []
-    for n, (text, bands) in enumerate(documents):
-        verdict, first = KEPT, None
-        equal = [m for m in range(n) if documents[m][0] == text]
-        full = [np.resize(documents[m][1], BANDS) for m in range(n)]
-        mine = np.resize(bands, BANDS)
-        shared = [
-            next((m for m in range(n) if full[m][band] == mine[band]), None)
-            for band in range(BANDS)
-        ]
-        if kind != "keep" and equal:
-            verdict, first = EXACT, equal[0]
-        elif kind == "near" and any(m is not None for m in shared):
-            verdict, first = NEAR, next(m for m in shared if m is not None)
-        verdicts.append(verdict)
-        firsts.append(first)
-    return verdicts, firsts
-
-
-key = st.integers(0, 5) | st.sampled_from([2**64 - 1, 2**63])
-judged_document = st.tuples(st.integers(0, 6), st.tuples(key, key, key))
-judged = st.lists(st.lists(judged_document, max_size=6), max_size=5)
-
-
-@settings(max_examples=150)
-@given(corpus=judged, kind=st.sampled_from(["keep", "exact", "near"]))
-def test_a_document_is_judged_by_all_before_it(corpus, kind):
-    with tempfile.TemporaryDirectory() as name:
-        pieces = write_pieces(Path(name), corpus)
-        verdicts = Verdicts(pieces, kind)
-        found = [int(v) for kinds in verdicts.kinds for v in kinds]
-        firsts = [int(v) for own in verdicts.firsts for v in own]
-        judged, leaders = expected(corpus, kind)
-        assert found == judged
-        assert [f for f, v in zip(firsts, found, strict=True) if v != KEPT] == [
-            leader for leader in leaders if leader is not None
-        ]
-        assert verdicts.any() == any(v != KEPT for v in judged)
-
+from tests.data_prep.test_text import document
 
 Lengths = list[list[int]]  # pieces of documents: the tokens of each
 
@@ -123,25 +23,39 @@ def pools_of(
     folder: Path, corpora: list[Lengths], val_fraction: float = 0.0
 ) -> list[Pool]:
     """Pools whose every document is a run of its own number."""
-    pieces: list[list[Piece]] = []
     number = 0
     for source, corpus in enumerate(corpora):
-        pieces.append([])
-        for lengths in corpus:
+        (folder / str(source)).mkdir()
+        for place, lengths in enumerate(corpus):
             rows, ids = [], []
             for row, length in enumerate(lengths, 1):
                 rows.append(document(row, number, length) | {"id_hash": number})
                 ids.append(np.full(length, number, np.uint32))
                 number += 1
-            path = folder / f"{source}-{len(pieces[-1])}.arrow"
             ends = np.cumsum([len(each) for each in ids], dtype=np.int64)
             tokens = np.concatenate([np.empty(0, np.uint16), *ids]).astype(np.uint16)
+            path = piece_path(folder / str(source), 0, place)
             Piece.write(path, rows, tokens, ends, PieceCounts(read=len(rows)))
-            pieces[-1].append(Piece(path))
-    kinds = [Verdicts(each, "keep").kinds for each in pieces]
-    return [
-        Pool(f"s{n}", each, kinds[n], val_fraction) for n, each in enumerate(pieces)
-    ]
+
+    pieces = [[(0, n) for n in range(len(corpus))] for corpus in corpora]
+    counts = [[len(lengths) for lengths in corpus] for corpus in corpora]
+    catalogue = Catalogue.of(folder, pieces, counts)
+    judgement = Judgement(
+        catalogue, folder / "judged" / "a", "keep", 0.0, val_fraction, folder, 1
+    )
+    numbers = judge(Engine(), judgement, lambda count: None)
+    pools = []
+    for source in range(len(corpora)):
+        first, stop = catalogue.of_source(source)
+        pools.append(Pool(f"s{source}", judgement, first, numbers[first:stop]))
+    return pools
+
+
+def to_hold_out(pool: Pool, number: int) -> list[int]:
+    """The indices of a piece's documents that are for validation."""
+    held_out = pool.judgement.is_held_out(pool.first + number)
+    chosen: list[int] = np.flatnonzero(held_out).tolist()
+    return chosen
 
 
 def asked(
@@ -245,9 +159,11 @@ def test_documents_are_held_out_by_their_ids_alone(tmp_path_factory, corpus, fra
         fraction,
     )
     starts = np.cumsum([0, *map(len, corpus)])
-    held = [int(starts[n] + d) for n in range(len(corpus)) for d in pool.to_hold_out(n)]
+    held = [
+        int(starts[n] + d) for n in range(len(corpus)) for d in to_hold_out(pool, n)
+    ]
     kept = [int(starts[n] + d) for n in range(len(corpus)) for d in pool.to_write(n)]
-    assert held == flat.to_hold_out(0).tolist()
+    assert held == to_hold_out(flat, 0)
     assert sorted([*held, *kept]) == list(range(starts[-1]))
 
 
@@ -260,154 +176,24 @@ def test_scrambling_gives_the_numbers_that_it_always_gave():
     ]
 
 
-# A text: cleaned without loss, its signature datasketch's, its runs of words
-
-
-# Much of what cleaning is about, and what could hide it: marks that compose, jamo,
-# singletons.
-MESSY = st.text(
-    st.one_of(
-        st.sampled_from("\r\n\0\ufeff e\u0301\u0323\u1100\u1161\u212b\u0958"),
-        st.characters(),
-    )
-)
-
-
-def by_hand(text: str) -> str:
-    """Cleans one character at a time."""
-    kept: list[str] = []
-    text = "".join(character for character in text if character != "\0")
-    for place, character in enumerate(text):
-        if character == "\r":
-            if text[place + 1 : place + 2] != "\n":
-                kept.append("\n")
-        elif character != "\ufeff" or kept:
-            kept.append(character)
-    return unicodedata.normalize("NFC", "".join(kept))
-
-
-@given(MESSY)
-@example("\r\0\n")
-@example("\0\ufeff\0\ufeff\u0301")
-@example("\ufeffa\ufeffb")  # one inside a text stays
-@example("\ufb01 \u00b2")  # compatible characters stay apart
-def test_cleaning_does_what_it_says_and_changes_no_cleaned_text(text):
-    assert clean(text) == clean(clean(text)) == by_hand(text)
-
-
-ALPHABET = [f"word{n}" for n in range(26)]
-
-
-def naive_hit(evaluations: Sequence[str], text: str) -> str | None:
-    known: set[tuple[str, ...]] = set()
-    for evaluation in evaluations:
-        words = words_of(evaluation)
-        length = min(len(words), 13)
-        if length >= 8:
-            known |= {
-                tuple(words[n : n + length]) for n in range(len(words) - length + 1)
-            }
-    words = words_of(text)
-    for start in range(len(words)):
-        for length in range(13, 7, -1):
-            run = tuple(words[start : start + length])
-            if len(run) == length and run in known:
-                return " ".join(run)
-    return None
-
-
-# Two words, for runs that repeat often: few texts of eight words or more share nothing.
-EVALUATIONS = st.lists(
-    st.lists(st.sampled_from("ab"), max_size=20).map(" ".join), max_size=6
-)
-
-
-@given(EVALUATIONS, st.lists(st.sampled_from("abc"), max_size=60).map("-".join))
-@example([" ".join(ALPHABET[15:23]), " ".join(ALPHABET[:13])], " ".join(ALPHABET))
-@example([" ".join(ALPHABET[:8]), " ".join(ALPHABET[:13])], " ".join(ALPHABET))
-@example([], " ".join(ALPHABET))
-def test_the_hit_is_the_first_run_that_is_in_both(evaluations, text):
-    sought = Contamination(evaluations)
-    assert sought.find(text) == naive_hit(evaluations, text)
-
-
-def shingles_of(text: str) -> set[tuple[str, ...]]:
-    words = words_of(text)
-    if len(words) < 5:
-        return {tuple(words) or (text,)}
-    return {tuple(words[n : n + 5]) for n in range(len(words) - 4)}
-
-
-def candidates(texts: Sequence[str]) -> set[tuple[int, int]]:
-    keys = [band_keys(text) for text in texts]
-    pairs = combinations(range(len(texts)), 2)
-    return {(a, b) for a, b in pairs if (keys[a] == keys[b]).any()}
-
-
-def novel_words(count: int, random: random.Random) -> list[str]:
-    return [f"w{random.getrandbits(40):x}" for _ in range(count)]
-
-
-def edited(words: list[str], edits: int, random: random.Random) -> list[str]:
-    words = list(words)
-    for place in random.sample(range(len(words)), edits):
-        words[place] = novel_words(1, random)[0]
-    return words
-
-
+@settings(max_examples=100)
 @given(
-    st.lists(st.sampled_from("abc"), max_size=40),
-    st.lists(st.sampled_from("abc"), max_size=40),
+    corpora=some,
+    weighted=st.booleans(),
+    repeats=st.integers(1, 3),
+    tokens=st.none() | st.integers(1, 300),
+    seed=st.integers(0, 3),
+    share=st.floats(0, 1),
 )
-def test_texts_share_as_many_shingles_as_runs_of_five_words(a, b):
-    texts = [", ".join(a), "\n".join(b)]
-    hashed = [set(shingles(text).tolist()) for text in texts]
-    # A text without words is its own shingle: the two differ in what else they are made
-    # of.
-    expected = [shingles_of(text) for text in texts]
-    assert [len(each) for each in hashed] == [len(each) for each in expected]
-    assert len(hashed[0] & hashed[1]) == len(expected[0] & expected[1])
-
-
-def test_keys_find_the_candidates_that_datasketchs_index_finds():
-    rng = random.Random(1)
-    texts = []
-    for _ in range(40):
-        words = novel_words(rng.choice([3, 12, 120]), rng)
-        most = max(len(words) // 15, 1)
-        versions = [
-            words,
-            *(edited(words, rng.randint(0, most), rng) for _ in range(4)),
-        ]
-        texts += [" ".join(version) for version in versions]
-    index = MinHashLSH(num_perm=BANDS * ROWS, params=(BANDS, ROWS))
-    sketches = [
-        MinHash(hashvalues=signature(t).ravel(), scheme="affine32") for t in texts
-    ]
-    for number, sketch in enumerate(sketches):
-        index.insert(number, sketch)
-    found = {
-        (a, b)
-        for b, sketch in enumerate(sketches)
-        for a in index.query(sketch)
-        if a < b
-    }
-    assert candidates(texts) == found
-    assert 50 < len(found) < 40 * 10
-
-
-@pytest.mark.parametrize(
-    ("text", "keys"),
-    [
-        ("one, two, three, four, five", [0xFA50066E0160D9E7, 0x850715597F1E9ACD]),
-        (
-            "Ein Männlein steht im Walde, ganz still und stumm.",
-            [0xA0FE612B2F068A0F, 0x6C974A35B6A7EA45],
-        ),
-        ("--", [0xBD41A8DEA7695C2E, 0x29CFB5C68BB21B5]),
-    ],
-)
-def test_keys_are_the_same_everywhere(text, keys):
-    # Written down once: keys that change would make earlier preparations
-    # irreproducible.
-    assert band_keys(text)[[0, -1]].tolist() == keys
+def test_from_any_token_on_the_stream_is_the_same(
+    tmp_path_factory, corpora, weighted, repeats, tokens, seed, share
+):
+    pools = pools_of(tmp_path_factory.mktemp("pools"), corpora)
+    weights = [1.0 + n for n in range(len(corpora))]
+    is_weighted = weighted or len(corpora) > 1
+    mix = asked([*weights] if is_weighted else [None], tokens, repeats)
+    taken = portions(mix, pools)
+    whole = np.concatenate(list(interleave(taken, seed)))
+    begin = int(share * (len(whole) - 1))
+    part = np.concatenate(list(interleave(taken, seed, begin)))
+    np.testing.assert_array_equal(part, whole[begin:])

@@ -1,19 +1,9 @@
-"""Workers: rows of documents -> pieces, in this process or in several."""
+"""Makes pieces: the rows of a file, cleaned, judged by themselves, and tokenised."""
 
 import hashlib
 import json
-import multiprocessing
-import os
-import pickle
-import signal
-import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache, partial
-from multiprocessing import connection, get_context, parent_process
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from data_prep.engine import shared
 from data_prep.pieces import REJECTED, Piece, PieceCounts, TokenArray, token_type
 from data_prep.settings import SourceSettings
 from data_prep.text import Contamination, band_keys
@@ -32,16 +23,6 @@ from dualpath_cli.data.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
-class PieceTask:
-    """A piece to make: its rows, and its place."""
-
-    source: SourceSettings
-    file: str  # the file's name in records
-    rows: Rows
-    out: Path
-
-
-@dataclass(frozen=True)
 class PieceSettings:
     tokenizer: Path  # a folder with tokenizer.json
     min_chars: int
@@ -50,35 +31,41 @@ class PieceSettings:
     strict: bool  # whether an unreadable row stops the preparation
 
 
-class Worker:
-    """Makes pieces; holds the tokenizer, which takes long to load."""
+@lru_cache(maxsize=1)
+def piece_maker(settings: Path) -> "PieceMaker":
+    """The maker of shared settings; one a process, as its tokenizer loads slowly."""
+    return PieceMaker(shared(settings))
 
+
+class PieceMaker:
     def __init__(self, settings: PieceSettings) -> None:
         self._settings = settings
         self._tokenizer = Tokenizer.load(settings.tokenizer)
         self._dtype = token_type(self._tokenizer)
 
-    def make(self, task: PieceTask) -> Path:
-        """Writes a piece and, beside it, the rejected documents.
+    def make(
+        self, source: SourceSettings, name: str, rows: Rows, stored: int, out: Path
+    ) -> PieceCounts:
+        """Writes a piece to `out` and, beside it, the rejected documents.
 
-        Returns the piece's path.
+        `name` is the file's in records; `stored` are the bytes of the file that hold
+        the rows. Raises UserError for a row that cannot be read, where none may be.
         """
-        source = task.source
-        format = format_of(source.name, task.rows.kind, source.field)
-        counts = PieceCounts()
+        format = format_of(source.name, rows.kind, source.field)
+        counts = PieceCounts(stored=stored)
         documents: list[dict[str, Any]] = []
         texts: list[str] = []
         rejected: list[dict[str, Any]] = []
 
-        for number, row in task.rows.parsed():
+        for number, row in rows.parsed():
             counts.read += 1
             id = document_id(row)
             try:
                 original = format.render(row)
             except BadRow as bad:
                 if self._settings.strict:
-                    raise UserError(f"{task.rows.place(number)}: {bad}") from None
-                text = task.rows.raw(number)
+                    raise UserError(f"{rows.place(number)}: {bad}") from None
+                text = rows.raw(number)
                 reason, detail = "unreadable", str(bad)
             else:
                 text = clean(original)
@@ -93,7 +80,7 @@ class Worker:
             rejected.append(
                 {
                     "source": source.name,
-                    "file": task.file,
+                    "file": name,
                     "row": number,
                     "id": id,
                     "reason": reason,
@@ -105,9 +92,9 @@ class Worker:
         tokens, ends = self._encode(texts)
         # Before the piece, whose presence means both files.
         if rejected:
-            _write_rejected(task.out.with_suffix(REJECTED), rejected)
-        Piece.write(task.out, documents, tokens, ends, counts)
-        return task.out
+            _write_rejected(out.with_suffix(REJECTED), rejected)
+        Piece.write(out, documents, tokens, ends, counts)
+        return counts
 
     def _encode(self, texts: list[str]) -> tuple[TokenArray, npt.NDArray[np.int64]]:
         """Returns the tokens of all texts, each with its end-of-text; where each ends.
@@ -175,75 +162,3 @@ def _write_rejected(path: Path, rejected: list[dict[str, Any]]) -> None:
         pa.CompressedOutputStream(str(unfinished), "zstd") as sink,
     ):
         sink.write(lines.encode("utf-8", errors="backslashreplace"))
-
-
-BeginPiece = Callable[[PieceTask], Callable[[], Path]]
-"""Begins a piece; returns a function that waits for the piece and returns its path."""
-
-
-@contextmanager
-def workers(count: int, settings: PieceSettings, folder: Path) -> Iterator[BeginPiece]:
-    """Yields a function that begins pieces: in `count` processes, or in this one.
-
-    Processes find the settings in `folder`. Leaving the context by an exception ends
-    them; the exception of a process that was killed becomes an OSError.
-    """
-    if count == 1:
-        worker = Worker(settings)
-        yield lambda task: partial(worker.make, task)
-        return
-
-    # Not by the pool's initargs: a process that is killed before it has read long ones
-    # leaves this one writing to its pipe for ever.
-    file = folder / "settings.pickle"
-    with replacing(file) as unfinished:
-        unfinished.write_bytes(pickle.dumps(settings))
-
-    with ProcessPoolExecutor(count, get_context("spawn"), _follow_parent) as pool:
-
-        def begin(task: PieceTask) -> Callable[[], Path]:
-            # A new process has the mask of the thread that starts it: this process
-            # handles Ctrl-C.
-            signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-            try:
-                return pool.submit(_make_piece, file, task).result
-            finally:
-                signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
-
-        try:
-            yield begin
-        except BaseException as error:
-            # Pieces are whole or not there, so unfinished ones are made again after a
-            # failure. Waiting for them would hold up Ctrl-C.
-            for process in multiprocessing.active_children():
-                process.terminate()
-            pool.shutdown(cancel_futures=True)
-
-            if isinstance(error, BrokenProcessPool):
-                raise OSError(
-                    "a worker process was killed, perhaps for want of memory: use "
-                    "fewer --workers"
-                ) from None
-            raise
-
-
-def _follow_parent() -> None:
-    """Prepares a process of a pool to end with its parent, also a killed one."""
-    parent = parent_process()
-    assert parent is not None
-
-    def follow() -> None:
-        connection.wait([parent.sentinel])
-        os._exit(1)
-
-    threading.Thread(target=follow, daemon=True).start()
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
-
-
-def _make_piece(settings: Path, task: PieceTask) -> Path:
-    return _worker_of_process(settings).make(task)
-
-
-@cache
-def _worker_of_process(settings: Path) -> Worker:
-    return Worker(pickle.loads(settings.read_bytes()))

@@ -1,0 +1,62 @@
+"""Memory: how much this machine has, and how much of it one task may take."""
+
+import os
+from pathlib import Path
+
+from rich.filesize import decimal
+
+from dualpath_cli.base.errors import UserError
+
+IDLE_BYTES = 250 * 10**6
+"""Memory of a process before it has work: its imports, and a tokenizer."""
+LEAST_BYTES = 600 * 10**6
+"""Memory of a process that cleans and tokenises."""
+
+
+def divide_memory(workers: int, memory: int | None) -> tuple[int, int]:
+    """Returns how many of the workers the memory is enough for, and bytes of a task.
+
+    `memory` are the bytes of all processes together; None: half of the machine's.
+    Raises UserError where they are too few for one.
+    """
+    total = memory or machine_memory() // 2
+    if memory and memory < LEAST_BYTES:
+        raise UserError(
+            f"--memory {memory:,} is not enough for a process that tokenises; give at "
+            f"least {decimal(LEAST_BYTES)}"
+        )
+
+    workers = max(min(workers, total // LEAST_BYTES), 1)
+    return workers, max(total // workers - IDLE_BYTES, LEAST_BYTES - IDLE_BYTES)
+
+
+def machine_memory() -> int:
+    """Bytes of memory that this process and others of its job may use together.
+
+    A container or SLURM may give it a part of the machine.
+    """
+    pages = os.sysconf("SC_PHYS_PAGES")
+    bytes_of_machine = pages * os.sysconf("SC_PAGE_SIZE")
+    return min([bytes_of_machine, *_limits_of_groups()])
+
+
+def _limits_of_groups() -> list[int]:
+    """The limits of the control groups (version 2) that this process is in."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+
+    root = Path("/sys/fs/cgroup")
+    own = [line.removeprefix("0::/") for line in lines if line.startswith("0::/")]
+    limits = []
+    for name in own:
+        group = root / name
+        for folder in (group, *group.parents):
+            if not folder.is_relative_to(root):
+                break
+            limit = folder / "memory.max"
+            text = limit.read_text().strip() if limit.is_file() else "max"
+            if text != "max":
+                limits.append(int(text))
+    return limits
