@@ -4,14 +4,17 @@ Slow packages are imported after the checks.
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from data_prep import sample
 from data_prep.corpora import MIRROR, find_corpus
+from data_prep.input_files import Corpus
 from data_prep.settings import SAMPLE, Preparation, SourceSettings, settings_from
 from data_prep.text import SHORTEST, Contamination, words_of
 from dualpath_cli.base.errors import RunFailed, UserError, describe_system_error
@@ -28,6 +31,9 @@ from dualpath_cli.data.documents import (
 from dualpath_cli.data.manifest import Manifest
 from dualpath_cli.data.tokenizer import Tokenizer
 from dualpath_cli.recipe import recipes
+
+if TYPE_CHECKING:  # which import numpy
+    from data_prep.engine import Engine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +66,9 @@ class Prepare(Preparation):
     memory: Size | None = None
     """Bytes of memory, e.g. 64G, for all processes of a machine together; by default
     half of what it has. Any number gives the same data."""
+    ray: str | None = None
+    """Address of a Ray cluster that does the work, as `ray start` says it, or `auto`.
+    All its machines must see the sources and OUT by the same paths."""
     mirror: str = MIRROR
     """URL of Common Crawl's files."""
     strict: bool = False
@@ -122,9 +131,7 @@ def _prepare(settings: Preparation, options: Prepare) -> None:
     spec = settings.tokenizer
     tokenizer = sample.tokenizer() if spec is None else Tokenizer.load(spec)
 
-    from data_prep.engine import local_engine
     from data_prep.fetching import Fetcher, announce_downloads
-    from data_prep.memory import divide_memory
     from data_prep.mix import wanted_tokens
     from data_prep.prepare import Request, finished, make_data_folder
 
@@ -149,9 +156,8 @@ def _prepare(settings: Preparation, options: Prepare) -> None:
 
     wanted = wanted_tokens(settings)
     counts = announce_downloads(corpora, wanted, out, downloads, options.yes)
-    workers, task_bytes = divide_memory(options.workers or cores(), options.memory)
     with (
-        local_engine(workers) as engine,
+        _engine(options, out, corpora) as (engine, task_bytes),
         Fetcher(corpora, downloads, counts) as fetcher,
     ):
         manifest = make_data_folder(
@@ -160,6 +166,33 @@ def _prepare(settings: Preparation, options: Prepare) -> None:
 
     say(f"{out}: {_summary(manifest)}", sys.stdout)
     _warn(settings, manifest)
+
+
+@contextmanager
+def _engine(
+    options: Prepare, out: Path, corpora: Sequence[Corpus]
+) -> Iterator[tuple["Engine", int]]:
+    """Yields what runs the tasks, and the bytes of memory for a task."""
+    from data_prep.engine import local_engine
+    from data_prep.memory import divide_memory
+
+    if not options.ray:
+        workers, task_bytes = divide_memory(options.workers or cores(), options.memory)
+        with local_engine(workers) as engine:
+            yield engine, task_bytes
+        return
+
+    from data_prep.ray_engine import ray_engine
+
+    if options.workers:
+        raise UserError("--workers is of one machine; leave it out beside --ray")
+
+    local = [file.origin for corpus in corpora for file in corpus.files[:1]]
+    must_see = [out.parent, *(path for path in local if isinstance(path, Path))]
+    with ray_engine(
+        options.ray, options.memory, [path.resolve() for path in must_see]
+    ) as engine_and_bytes:
+        yield engine_and_bytes
 
 
 def _evaluation_texts(source: Source) -> Iterator[str]:

@@ -143,10 +143,10 @@ class _Walk:
             return places
 
         density = self._tokens_per_byte()
-        missing = self.job.until - self.encoded.tokens
+        missing = float(self.job.until - self.encoded.tokens)
         chosen = []
         for place in places:
-            if missing <= 0:
+            if missing <= 0.0:
                 break
             missing -= density * max(self.job.corpus.files[place].size, 1)
             chosen.append(place)
