@@ -56,8 +56,8 @@ NUMBERS = np.dtype(
 )
 """What is known of a piece when its documents are judged."""
 
-BYTES_A_KEY = 80
-"""Peak of memory where keys of one kind are matched, by tracemalloc."""
+BYTES_A_KEY = 160
+"""Peak of memory where keys are matched, of digests, the longest ones."""
 
 
 @dataclass(frozen=True)

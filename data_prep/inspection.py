@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
+from data_prep.compared import show_pairs
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.output import printable
 from dualpath_cli.base.ranges import Place, check_ranges
@@ -44,11 +45,15 @@ class Inspect:
     """The data folder, on a disk."""
     samples: int = 3
     """Documents to show, drawn uniformly over documents."""
+    duplicates: int = 0
+    """Pairs to show whose texts were compared as near-duplicates, with how alike they
+    are."""
     seed: int = 0
-    """Seed of the draw."""
+    """Seed of the draws."""
 
     def __post_init__(self) -> None:
-        check_ranges(self, {"samples": (0, 1 << 32), "seed": (0, 1 << 62)})
+        counts = dict.fromkeys(("samples", "duplicates"), (0, 1 << 32))
+        check_ranges(self, counts | {"seed": (0, 1 << 62)})
 
 
 def inspect(options: Inspect) -> str:
@@ -76,6 +81,8 @@ def inspect(options: Inspect) -> str:
     console = plain_console(highlight=False)
     report(manifest, np.diff(chunks.borders), console)
     _show_samples(chunks, tokenizer, options, console)
+    if options.duplicates:
+        show_pairs(folder, options.duplicates, options.seed, console)
     console.print()
     return f"{folder}: intact: every byte is as it was prepared, and the counts add up"
 
@@ -226,6 +233,9 @@ def _table_of_sources(manifest: Manifest) -> Table:
         ("near duplicates", *(source.near_duplicates for source in sources)),
         ("unused", *(source.unused for source in sources)),
     ]
+    if any(source.unlike for source in sources):
+        unlike = (source.unlike for source in sources)
+        rows.append(("bands agree, texts do not", *unlike))
     for reason in reasons:
         counts = (source.rejected.get(reason, 0) for source in sources)
         rows.append((reason, *counts))

@@ -1,0 +1,74 @@
+"""Pairs of documents whose texts were compared, for a person to judge."""
+
+import io
+import json
+from os.path import commonprefix
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from rich.console import Console
+from rich.padding import Padding
+from rich.text import Text
+
+from data_prep.records import PAIRS
+from dualpath_cli.base.errors import UserError
+from dualpath_cli.base.output import printable
+from dualpath_cli.report.table import Column, Table, show
+
+SHOWN = 300  # characters of each text
+BEFORE = 60  # of them before the first difference
+
+
+def show_pairs(folder: Path, count: int, seed: int, console: Console) -> None:
+    """Prints how alike the compared pairs are, and `count` of them.
+
+    Raises UserError where the data were prepared without comparing texts.
+    """
+    path = folder / PAIRS
+    if not path.exists():
+        raise UserError(
+            f"--duplicates: '{folder}' has no {PAIRS}; `prepare --duplicates near` "
+            "with a --min-jaccard above 0 keeps pairs whose texts it compared"
+        )
+
+    with pa.CompressedInputStream(str(path), "zstd") as stream:
+        pairs = [json.loads(line) for line in io.BufferedReader(stream)]
+    console.print()
+    show(console, _table(pairs), box=False)
+
+    order = np.random.default_rng(seed).permutation(len(pairs))
+    for number in sorted(order[:count].tolist()):
+        _show_pair(pairs[number], console)
+
+
+def _table(pairs: list[dict[str, Any]]) -> Table:
+    """How many pairs of each Jaccard index were removed and kept."""
+    columns = [Column("Jaccard index"), Column("removed", ","), Column("kept", ",")]
+    rows = []
+    for tenth in range(10):
+        own = [pair for pair in pairs if min(int(pair["jaccard"] * 10), 9) == tenth]
+        removed = sum(pair["kind"] == "near" for pair in own)
+        if own:
+            name = f"{tenth / 10:.1f} to {(tenth + 1) / 10:.1f}"
+            rows.append((name, removed, len(own) - removed))
+    return Table(columns, rows, f"{len(pairs):,} pairs whose texts were compared")
+
+
+def _show_pair(pair: dict[str, Any], console: Console) -> None:
+    verdict = "removed" if pair["kind"] == "near" else "kept"
+    console.print(f"\n{verdict}, Jaccard index {pair['jaccard']:.2f}:")
+
+    texts = pair["texts"]
+    begin = max(len(commonprefix(texts)) - BEFORE, 0)
+    for place, text in zip(pair["places"], texts, strict=True):
+        name = f"  {place['source']}: {place['file']} row {place['row']}"
+        console.print(Text(printable(name, keep="")), soft_wrap=True)
+
+        shown = text[begin : begin + SHOWN]
+        left = "[...] " if begin else ""
+        right = " [...]" if len(text) > begin + SHOWN else ""
+        line = Text(printable(left + shown + right, keep=""))
+        width = None if console.is_terminal else 120
+        console.print(Padding(line, (0, 0, 0, 4)), width=width)
