@@ -19,7 +19,7 @@ GROUP_DOCUMENTS = 1 << 18
 
 
 @dataclass(frozen=True)
-class Group:
+class PieceGroup:
     """Consecutive pieces of one source."""
 
     number: int
@@ -83,9 +83,9 @@ class Catalogue:
         return int(first), int(stop)
 
     @cached_property
-    def groups(self) -> list[Group]:
+    def groups(self) -> list[PieceGroup]:
         """The division of the pieces into groups, the same for any machine."""
-        groups: list[Group] = []
+        groups: list[PieceGroup] = []
         first = 0
         for piece in range(1, len(self) + 1):
             is_end = piece == len(self) or self.source[piece] != self.source[first]
@@ -94,11 +94,11 @@ class Catalogue:
                 is_end = documents > GROUP_DOCUMENTS
             if is_end:
                 source = int(self.source[first])
-                groups.append(Group(len(groups), first, piece, source))
+                groups.append(PieceGroup(len(groups), first, piece, source))
                 first = piece
         return groups
 
-    def group_of(self, piece: int) -> Group:
+    def group_of(self, piece: int) -> PieceGroup:
         return self.groups[bisect_right(self._firsts, piece) - 1]
 
     @cached_property

@@ -21,12 +21,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from data_prep.catalogue import Catalogue, Group, Integers
+from data_prep.catalogue import Catalogue, PieceGroup, Integers
 from data_prep.engine import Between, Engine, Task, share, shared
 from data_prep.pieces import Piece, read_sealed, write_sealed
 from data_prep.scramble import scramble
 from data_prep.settings import Duplicates
-from data_prep.similarity import Comparison
+from data_prep.similarity import TextComparison
 from data_prep.text import BANDS
 from dualpath_cli.base.files import remove
 
@@ -77,15 +77,15 @@ class Judgement:
         """Kinds of keys: the text's digest, then the bands of its signature."""
         return {"keep": 0, "exact": 1, "near": 1 + BANDS}[self.duplicates]
 
-    def keys(self, column: int, group: Group) -> Keys:
+    def keys(self, column: int, group: PieceGroup) -> Keys:
         """Returns keys of one kind of a group's documents, (documents, words)."""
         parts = [_keys_of(piece, column) for piece in self.pieces(group)]
         return np.concatenate(parts)
 
-    def pieces(self, group: Group) -> list[Piece]:
+    def pieces(self, group: PieceGroup) -> list[Piece]:
         return [self.catalogue.piece(n) for n in range(group.first, group.stop)]
 
-    def verdicts(self, group: Group) -> "Verdicts":
+    def verdicts(self, group: PieceGroup) -> "Verdicts":
         return _read_verdicts(self.verdict_path(group))
 
     def is_kept(self, number: int) -> npt.NDArray[np.bool_]:
@@ -102,14 +102,14 @@ class Judgement:
         """Whether each document of a piece is for validation if it is kept."""
         return _is_held_out(self.catalogue.piece(number), self.val_fraction)
 
-    def sorted_path(self, column: int, group: Group) -> Path:
+    def sorted_path(self, column: int, group: PieceGroup) -> Path:
         return self.folder / "sorted" / f"{column:02d}-{group.number:05d}.npy"
 
     def matched_path(self, column: int, number: int) -> Path:
         """The file of a range of keys."""
         return self.folder / f"matched-{self.ranges}" / f"{column:02d}-{number:05d}.npy"
 
-    def verdict_path(self, group: Group) -> Path:
+    def verdict_path(self, group: PieceGroup) -> Path:
         return self.folder / "verdicts" / f"{group.number:05d}.npz"
 
 
@@ -173,7 +173,7 @@ class Sort:
     """A task: the distinct keys of a group in order, each with its first document."""
 
     judgement: Path
-    group: Group
+    group: PieceGroup
 
     def run(self, between: Between) -> None:
         judgement: Judgement = shared(self.judgement)
@@ -214,7 +214,7 @@ class Match:
         pairs = np.stack([documents[repeated], documents[firsts[repeated]]])
         _write(path, pairs[:, np.argsort(pairs[0], kind="stable")])
 
-    def _part(self, judgement: Judgement, group: Group) -> Keys:
+    def _part(self, judgement: Judgement, group: PieceGroup) -> Keys:
         """This range of a group's keys: their words, then the documents."""
         keys: Keys = np.load(judgement.sorted_path(self.column, group), mmap_mode="r")
         bounds = []
@@ -234,7 +234,7 @@ class Settle:
     """A task: the verdicts on a group's documents."""
 
     judgement: Path
-    group: Group
+    group: PieceGroup
 
     def run(self, between: Between) -> npt.NDArray[np.void]:
         """Returns `NUMBERS` of each piece."""
@@ -269,14 +269,14 @@ def _read_verdicts(path: Path) -> Verdicts:
         return Verdicts(content["kinds"], content["pairs"], content["numbers"])
 
 
-def _settle(judgement: Judgement, group: Group, between: Between) -> Verdicts:
+def _settle(judgement: Judgement, group: PieceGroup, between: Between) -> Verdicts:
     catalogue = judgement.catalogue
     start = int(catalogue.starts[group.first])
     count = int(catalogue.starts[group.stop]) - start
     kinds = np.full(count, KEPT, np.uint8)
     unlike = np.zeros(count, np.bool_)
     compared: list[npt.NDArray[np.void]] = []
-    comparison = Comparison(catalogue, judgement.tokenizer)
+    comparison = TextComparison(catalogue, judgement.tokenizer)
 
     for column in range(judgement.columns):
         leaders = _leaders(judgement, column, group)
@@ -304,7 +304,7 @@ def _settle(judgement: Judgement, group: Group, between: Between) -> Verdicts:
     return Verdicts(kinds, pairs, numbers)
 
 
-def _leaders(judgement: Judgement, column: int, group: Group) -> Integers:
+def _leaders(judgement: Judgement, column: int, group: PieceGroup) -> Integers:
     """Returns the first document with each document's key, (documents,)."""
     firsts = _firsts(judgement.keys(column, group))
     start = judgement.catalogue.starts[group.first]
@@ -336,7 +336,7 @@ def _firsts(keys: Keys) -> Integers:
 
 def _numbers(
     judgement: Judgement,
-    group: Group,
+    group: PieceGroup,
     kinds: npt.NDArray[np.uint8],
     unlike: npt.NDArray[np.bool_],
 ) -> npt.NDArray[np.void]:

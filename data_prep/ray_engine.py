@@ -94,7 +94,7 @@ class _Cluster(ParallelEngine):
     def wait(self, handles: Sequence[Any], seconds: float) -> Iterable[Any]:
         if not handles:
             return []
-        ended, _ = self._ray.wait(handles, timeout=seconds)
+        ended, _ = self._ray.wait([*handles], timeout=seconds)
         return list(ended)
 
     def result(self, handle: Any) -> Any:

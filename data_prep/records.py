@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from data_prep.catalogue import Group
+from data_prep.catalogue import PieceGroup
 from data_prep.duplicates import EXACT, NEAR, UNLIKE, Judgement
 from data_prep.encoding import Encoded
 from data_prep.engine import Between, Engine, share, shared
@@ -50,7 +50,7 @@ class Records:
     folder: Path
     sampled: float  # share of the compared pairs that keep their texts
 
-    def path(self, group: Group, kind: str) -> Path:
+    def path(self, group: PieceGroup, kind: str) -> Path:
         return self.folder / f"{group.number:05d}.{kind}.jsonl"
 
 
@@ -59,7 +59,7 @@ class Record:
     """A task: the lines of a group's held-out documents, duplicates and pairs."""
 
     records: Path  # shared `Records`
-    group: Group
+    group: PieceGroup
 
     def run(self, between: Between) -> None:
         records: Records = shared(self.records)
@@ -79,7 +79,7 @@ class Record:
                 write_sealed(path, text.encode())
 
 
-def _held_out_rows(records: Records, group: Group) -> Iterator[dict[str, Any]]:
+def _held_out_rows(records: Records, group: PieceGroup) -> Iterator[dict[str, Any]]:
     judgement = records.judgement
     texts = Texts(judgement.catalogue, judgement.tokenizer)
     for number in range(group.first, group.stop):
@@ -90,7 +90,7 @@ def _held_out_rows(records: Records, group: Group) -> Iterator[dict[str, Any]]:
             yield {"id": ids[document], "text": texts.text(start + document)}
 
 
-def _duplicate_rows(records: Records, group: Group) -> Iterator[dict[str, Any]]:
+def _duplicate_rows(records: Records, group: PieceGroup) -> Iterator[dict[str, Any]]:
     places = _Places(records)
     pairs = records.judgement.verdicts(group).pairs
     for pair in pairs[pairs["kind"] != UNLIKE]:
@@ -102,7 +102,7 @@ def _duplicate_rows(records: Records, group: Group) -> Iterator[dict[str, Any]]:
         }
 
 
-def _pair_rows(records: Records, group: Group) -> Iterator[dict[str, Any]]:
+def _pair_rows(records: Records, group: PieceGroup) -> Iterator[dict[str, Any]]:
     """Some of the pairs whose texts were compared, with the beginnings of the texts."""
     places = _Places(records)
     texts = Texts(records.judgement.catalogue, records.judgement.tokenizer)
@@ -190,7 +190,9 @@ def write_records(
     _join(records, groups, "pairs", folder / PAIRS)
 
 
-def _join(records: Records, groups: Sequence[Group], kind: str, path: Path) -> None:
+def _join(
+    records: Records, groups: Sequence[PieceGroup], kind: str, path: Path
+) -> None:
     """Joins the lines of some groups; a name with .zst is compressed."""
     parts = [records.path(group, kind) for group in groups]
     parts = [part for part in parts if part.exists()]

@@ -39,7 +39,7 @@ class Texts:
         return _tokenizer(self._folder).decode(tokens[begin:end].tolist())
 
 
-class Comparison:
+class TextComparison:
     """Compares pairs of documents, each pair once."""
 
     def __init__(self, catalogue: Catalogue, tokenizer: Path) -> None:
