@@ -2,7 +2,6 @@
 
 import io
 import json
-from os.path import commonprefix
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +60,7 @@ def _show_pair(pair: dict[str, Any], console: Console) -> None:
     console.print(f"\n{verdict}, Jaccard index {pair['jaccard']:.2f}:")
 
     texts = pair["texts"]
-    begin = max(len(commonprefix(texts)) - BEFORE, 0)
+    begin = max(_first_difference(*texts) - BEFORE, 0)
     for place, text in zip(pair["places"], texts, strict=True):
         name = f"  {place['source']}: {place['file']} row {place['row']}"
         console.print(Text(printable(name, keep="")), soft_wrap=True)
@@ -72,3 +71,8 @@ def _show_pair(pair: dict[str, Any], console: Console) -> None:
         line = Text(printable(left + shown + right, keep=""))
         width = None if console.is_terminal else 120
         console.print(Padding(line, (0, 0, 0, 4)), width=width)
+
+
+def _first_difference(a: str, b: str) -> int:
+    pairs = enumerate(zip(a, b, strict=False))
+    return next((place for place, (x, y) in pairs if x != y), min(len(a), len(b)))

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from data_prep.catalogue import Catalogue, PieceGroup, Integers
+from data_prep.catalogue import Catalogue, Integers, PieceGroup
 from data_prep.engine import Between, Engine, Task, share, shared
 from data_prep.pieces import Piece, read_sealed, write_sealed
 from data_prep.scramble import scramble

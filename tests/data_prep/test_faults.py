@@ -293,9 +293,13 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("limit", [100_000, 600_000], ids=["pieces", "shards"])
+@pytest.mark.parametrize(
+    ("limit", "workers"),
+    [(100_000, 1), (100_000, 2), (600_000, 1)],
+    ids=["pieces", "pieces of a worker", "shards"],
+)
 def test_a_full_disk_is_one_line_and_the_same_command_continues(
-    out, limit, small_folder, tmp_path
+    out, limit, workers, small_folder, tmp_path
 ):
     # A process may write no file beyond the limit: the pieces' or, later, the shards'
     # writes fail.
@@ -307,7 +311,7 @@ def test_a_full_disk_is_one_line_and_the_same_command_continues(
         "--tokenizer",
         str(small_folder),
         "--workers",
-        "1",
+        str(workers),
     ]
     arguments += ["--out", str(out)]
 

@@ -117,14 +117,21 @@ def test_documents_are_shuffled_by_the_seed(ask, tmp_path):
 def test_the_bytes_do_not_depend_on_the_number_of_workers_or_their_memory(
     ask, tmp_path
 ):
-    path = write_jsonl(tmp_path / "a.jsonl", [*many(80), "", *many(9)])
-    asked = {"duplicates": "near", "val_fraction": 0.1, "tokens": 900}
+    # One file that three workers share, and many small ones.
+    (tmp_path / "b").mkdir()
+    for n, text in enumerate(many(200, start=60)):
+        (tmp_path / "b" / f"{n}.txt").write_text(text)
+    one = write_jsonl(tmp_path / "a.jsonl", [*many(80), "", *many(9)])
+    sources = (source("a", one, weight=1), source("b", tmp_path / "b", weight=1))
+    asked = {"duplicates": "near", "val_fraction": 0.1, "tokens": 2000}
+
     folders = []
     for workers, memory in ((1, 10**9), (3, 10**9), (1, 200)):
         out = tmp_path / f"{workers}-{memory}"
-        prepare(ask(path, out=out, **asked), workers, memory=memory)
+        manifest = prepare(ask(sources, out=out, **asked), workers, memory=memory)
         folders.append(contents(out))
     assert folders[0] == folders[1] == folders[2]
+    assert manifest.sources[1].read > 40  # files
 
 
 def test_a_source_that_changes_while_it_is_read_stops_the_preparation(
