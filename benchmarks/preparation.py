@@ -80,7 +80,7 @@ class _Stages:
         setattr(owner, method, watched)
 
 
-def _prepare(source: Path, tokenizer: str, out: Path, printed: Path) -> None:
+def _prepare(source: Path, tokenizer: Path, out: Path, printed: Path) -> None:
     """Prepares as the command does, and writes what its stages took."""
     from data_prep import prepare as pipeline
     from data_prep.encoding import Encoder
@@ -90,13 +90,20 @@ def _prepare(source: Path, tokenizer: str, out: Path, printed: Path) -> None:
     stages.watch(Encoder, "encode", "encode")
     stages.watch(pipeline, "judge", "judge")
     stages.watch(pipeline._Preparation, "write", "write")
-    words = ["--source", f"a={source}", "--tokenizer", tokenizer, "--out", str(out)]
+    words = [
+        "--source",
+        f"a={source}",
+        "--tokenizer",
+        str(tokenizer),
+        "--out",
+        str(out),
+    ]
     code = main(["prepare", *words, "--duplicates", "near", "--workers", str(WORKERS)])
     printed.write_text(json.dumps([stages.own, stages.workers]))
     sys.exit(code)
 
 
-def own_share(texts: Path, tokenizer: str, folder: Path) -> "Rows":
+def own_share(texts: Path, tokenizer: Path, folder: Path) -> "Rows":
     with gzip.open(texts, "rt") as file:
         rows = [json.loads(line)["text"] for line in itertools.islice(file, ROWS)]
 
@@ -187,7 +194,6 @@ def memory(folder: Path) -> "Rows":
             "promised MB": round((IDLE_BYTES + task_bytes) / 1e6),
             "peak MB": round(peak / 1e6),
         }
-        row["right"] = peak <= IDLE_BYTES + task_bytes
         measured[f"{task_bytes / 1e6:,.0f} MB for a task"] = row
     return measured
 
@@ -223,7 +229,7 @@ def _write_pieces(folder: Path, documents: list[int]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("texts", type=Path)
-    parser.add_argument("--tokenizer", required=True)
+    parser.add_argument("--tokenizer", type=Path, required=True)
     parser.add_argument("--out")
     given = parser.parse_args()
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from rich.filesize import decimal
 
 from data_prep import records, sample
 from data_prep.catalogue import Catalogue
@@ -33,10 +34,13 @@ from data_prep.shards import Plan, WriteChunk, write_index
 from data_prep.text import Contamination
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.files import read_json
+from dualpath_cli.base.output import say
 from dualpath_cli.data.manifest import INDEX, MANIFEST, Manifest, StoredFile
 from dualpath_cli.data.storage import file_sizes
 from dualpath_cli.data.tokenizer import TOKENIZER, Tokenizer
 from dualpath_cli.report.console import Progress, counted, plain_console
+
+SAY_ABOVE = 10**6  # documents
 
 _PIPELINE = 1  # raised when the same request would give other bytes than before
 
@@ -253,6 +257,13 @@ class _Preparation:
         pieces = [each.pieces for each in encoded]
         catalogue = Catalogue.of(self.pieces, pieces, documents)
         total = int(catalogue.documents.sum())
+        ranges = ranges_for(total, self.memory)
+        if ranges > 1 or total > SAY_ABOVE:
+            say(
+                f"--duplicates {settings.duplicates}: {total:,} documents are judged "
+                f"in {ranges} ranges of keys, each in up to {decimal(self.memory)} of "
+                "memory"
+            )
 
         judgement = Judgement(
             catalogue=catalogue,
@@ -261,7 +272,7 @@ class _Preparation:
             min_jaccard=settings.min_jaccard,
             val_fraction=settings.val_fraction,
             tokenizer=self.folder,
-            ranges=ranges_for(total, self.memory),
+            ranges=ranges,
         )
         with _progress("comparing", count_tasks(judgement), "tasks") as progress:
             return judgement, judge(self.engine, judgement, progress.advance)
