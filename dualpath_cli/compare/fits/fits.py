@@ -100,15 +100,20 @@ def fit_family(family: ScalingFamily) -> ScalingFit | str:
 
 
 def edge_of_law(values_V: Floats, family: ScalingFamily) -> str:
-    """Says at which end of its range a value lies; empty if none does."""
-    for name, value, low, high in zip(NAMES, values_V, LOWEST, HIGHEST, strict=True):
-        if name in family.fitted and not low < value < high:
-            return (
-                f"its best law has {name} = {value:g}, the edge of what is tried, so "
-                "its runs do not say where the minimum lies; train larger budgets, or "
-                "more numbers of parameters and tokens"
-            )
-    return ""
+    """Says which values lie at an end of their range; empty if none does."""
+    ends = zip(NAMES, values_V, LOWEST, HIGHEST, strict=True)
+    at_ends = [
+        f"{name} = {value:g}"
+        for name, value, low, high in ends
+        if name in family.fitted and not low < value < high
+    ]
+    if not at_ends:
+        return ""
+    return (
+        f"its best law has {' and '.join(at_ends)}, the edge of what is tried, so its "
+        "runs do not say where the minimum lies; train larger budgets, or more numbers "
+        "of parameters and tokens"
+    )
 
 
 def resampled_laws(

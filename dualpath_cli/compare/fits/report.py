@@ -68,9 +68,7 @@ class ScalingLaws:
                 notes.append(f"no law for {family.name}: {found}")
 
         if not fits:
-            first = notes[0] if notes else "no configuration has a best learning rate"
-            more = f" (and {len(notes) - 1} more families)" if len(notes) > 1 else ""
-            raise UserError(f"--fit: {first}{more}")
+            raise UserError(_no_law(notes))
         return cls(counted, fits, multipliers_of(fits), notes)
 
     def tables(self) -> list[Table]:
@@ -105,6 +103,16 @@ CAPTION = (
     "over that of the fit. Band: 95 % interval over seeds. If a profile is flat, the "
     "runs do not determine the exponent."
 )
+
+
+def _no_law(notes: Sequence[str]) -> str:
+    if not notes:
+        return "--fit: the best learning rate of every configuration is at an edge"
+    first, *others = notes
+    more = len(others)
+    if more:
+        first += f" (nor for {more} more {'family' if more == 1 else 'families'})"
+    return f"--fit: {first}"
 
 
 def _notes_of(fit: ScalingFit) -> list[str]:

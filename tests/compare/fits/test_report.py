@@ -1,5 +1,7 @@
 """`dualpath compare --fit` as a user sees it: tables, files, notes, and refusals."""
 
+import re
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -7,9 +9,12 @@ import pytest
 from dualpath_cli.cli.main import main
 from dualpath_cli.compare.configurations import group_runs
 from dualpath_cli.compare.finished import read_finished_runs
+from dualpath_cli.compare.fits.law import NAMES
 from dualpath_cli.compare.fits.report import ScalingLaws
 from dualpath_cli.run.tables import read_csv
 from tests.compare.fits.law_runs import write_law_runs
+
+DOCS = Path(__file__).parents[3] / "docs"
 
 
 @pytest.fixture(autouse=True)
@@ -91,3 +96,25 @@ def test_notes_say_what_a_law_lacks(tmp_path):
     assert not laws.multipliers
     values, _ = laws.tables()
     assert [row[1] for row in values.rows] == ["E", "A", "a", "B", "b"]
+
+
+def test_the_page_shows_the_laws_of_made_runs_and_why_the_kept_runs_have_none(
+    tmp_path, capsys
+):
+    page = (DOCS / "compare.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^│ (\w+) +│ (\w+) +│ +([\d.]+) │.* to", page, re.MULTILINE)
+    shown = {(family, name): float(value) for family, name, value in rows}
+    runs, _ = read_finished_runs([str(write_law_runs(tmp_path / "made"))])
+    laws = ScalingLaws.of(group_runs(runs), "non_embedding")
+    fitted = {
+        (fit.family.name, name): value
+        for fit in laws.fits
+        for name, value in zip(NAMES, fit.values, strict=True)
+        if name in fit.family.fitted
+    }
+    assert shown == pytest.approx(fitted, rel=2e-3)
+
+    with tarfile.open(DOCS / "study" / "fits.tar.xz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    assert main(["compare", str(tmp_path / "fits"), "--fit", "non_embedding"]) == 2
+    assert capsys.readouterr().err.strip() in page
