@@ -1,9 +1,10 @@
-"""How often the intervals of `dualpath compare --fit` include the truth; and its fit of
-Chinchilla's points.
+"""How often the intervals of `dualpath compare --fit` include the truth; its fit of
+Chinchilla's points; and what the parabola of `--best lr` misses.
 
 python -m benchmarks.fits                 # coverage, by simulation: some 20 minutes
 python -m benchmarks.fits --points CSV    # public points, with columns tokens, params
                                           # and loss
+python -m benchmarks.fits --parabola      # lopsided curves without noise
 
 Simulated sweeps have models of four sizes, half of whose parameters are applied once,
 twice or four times, each on three numbers of tokens; seeds have normal noise of log L.
@@ -32,6 +33,7 @@ from dualpath_cli.compare.fits.law import (
     fit_law,
     predicted,
 )
+from dualpath_cli.compare.rates import lowest
 from dualpath_cli.report.bootstrap import Floats
 
 TRUTH = np.array([0.9, 0.5, 0.05, 0.35, 0.40, 0.46])  # in the order of NAMES
@@ -129,6 +131,32 @@ def _coefficients_of_plain_loss(
     return float(found.fun), np.array([*found.x, a, b, 0])
 
 
+def parabola(lopsided: float, step: float) -> str:
+    """A row: how far the parabola through three rates is off, at worst, for optima
+    anywhere within a step of a grid.
+
+    Without noise, for the curve exp(c x) - c x over log2 of the rate, whose rise on one
+    side is up to twice that on the other. The step is in factors of two.
+    """
+
+    def rise(x_G: Floats) -> Floats:
+        found: Floats = (np.exp(lopsided * x_G) - 1 - lopsided * x_G) / lopsided**2
+        return found
+
+    grid_K = step * np.arange(-2.0, 3.0)
+    misplaced = []
+    too_low = []
+    for best in step * np.linspace(-0.5, 0.5, 101):
+        place, value, _ = lowest(grid_K, rise(grid_K - best))
+        misplaced.append(abs(place - best))
+        too_low.append(abs(value))
+    sides = rise(np.array([1.0])) / rise(np.array([-1.0]))
+    return (
+        f"| {sides[0]:.1f} | {2**step:g} | {2 ** max(misplaced):.2f} | "
+        f"{max(too_low) / rise(np.array([1.0]))[0]:.2f} |"
+    )
+
+
 def _words(values: Sequence[float] | Floats) -> str:
     pairs = zip(NAMES[:-1], values, strict=False)
     return ", ".join(f"{name} {value:.4f}" for name, value in pairs)
@@ -137,9 +165,14 @@ def _words(values: Sequence[float] | Floats) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--points", type=Path)
-    points = parser.parse_args().points
-    if points:
-        print("\n".join(fit_points(points)))
+    parser.add_argument("--parabola", action="store_true")
+    asked = parser.parse_args()
+    if asked.points:
+        print("\n".join(fit_points(asked.points)))
+        return
+    if asked.parabola:
+        for lopsided, step in product((1e-3, 0.5, 1.0), (1, 2)):
+            print(parabola(lopsided, step))
         return
     for seeds, noise in DESIGNS:
         print(coverage(seeds, noise), flush=True)
