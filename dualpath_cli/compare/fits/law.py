@@ -21,6 +21,7 @@ exponents, V = 6 values of both.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, product
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -243,18 +244,20 @@ def _step(
     slopes_GCV = slopes(values_GV, cells)
     weighted_GVC = np.swapaxes(slopes_GCV * weights_GC[..., None], -1, -2)
     normal_GVV = weighted_GVC @ slopes_GCV
-    fall_GV: Floats = -(weighted_GVC @ off_GC[..., None])[..., 0]
+    fall_GV = -(weighted_GVC @ off_GC[..., None])[..., 0]
 
     outwards = (values_GV <= LOWEST) & (fall_GV < 0)
     outwards |= (values_GV >= HIGHEST) & (fall_GV > 0)
     moves_GV = free_V & ~outwards
-    fall_GV = fall_GV * moves_GV
+    fall_GV *= moves_GV
     kept_GVV = moves_GV[..., None] & moves_GV[..., None, :]
-    normal_GVV = normal_GVV * kept_GVV
+    normal_GVV *= kept_GVV
 
     # Damped by each value's own scale; values that keep still have a row of their own.
     own_GV = np.diagonal(normal_GVV, axis1=-2, axis2=-1)
-    extra_GV = np.where(own_GV > 0, own_GV * damping_G[:, None], 1)
-    normal_GVV = normal_GVV + extra_GV[..., None] * np.eye(len(NAMES))
-    step_GV: Floats = np.linalg.solve(normal_GVV, fall_GV[..., None])[..., 0]
-    return step_GV
+    extra_GV = own_GV * damping_G[:, None]
+    extra_GV[own_GV == 0] = 1
+    damped_GVV = normal_GVV + extra_GV[..., None] * np.eye(len(NAMES))
+    # numpy's types promise less than float64 here
+    step_GV1: npt.NDArray[Any] = np.linalg.solve(damped_GVV, fall_GV[..., None])
+    return step_GV1[..., 0]
