@@ -30,7 +30,7 @@ UNIT = 1e15  # FLOPs of a token and parameter, at millions times billions
 
 
 @dataclass(frozen=True, eq=False)
-class Variant:
+class LoopVariant:
     """A family's models with equally many loops."""
 
     name: str
@@ -83,7 +83,7 @@ def multipliers_of(fits: Sequence[ScalingFit]) -> list[Multiplier]:
     ]
 
 
-def variants_of(fit: ScalingFit) -> list[Variant]:
+def variants_of(fit: ScalingFit) -> list[LoopVariant]:
     """A variant for each number of loops, with the shares of its largest run."""
     cells = fit.family.cells
     largest: dict[int, int] = {}
@@ -98,11 +98,11 @@ def variants_of(fit: ScalingFit) -> list[Variant]:
         name = fit.family.name
         if len(largest) > 1:
             name += f", {times} times"
-        found.append(Variant(name, fit, cells.sizes[n] / size, flops))
+        found.append(LoopVariant(name, fit, cells.sizes[n] / size, flops))
     return found
 
 
-def _is_of(variant: Variant, over: Variant) -> bool:
+def _is_of(variant: LoopVariant, over: LoopVariant) -> bool:
     """Whether both are the same models, as PureWide in a family of looped models."""
     applied_once = variant.shares[variant.fit.family.cells.times == 1].sum() == 1
     is_member = set(over.fit.family.configurations) <= set(
@@ -111,7 +111,7 @@ def _is_of(variant: Variant, over: Variant) -> bool:
     return bool(applied_once and is_member)
 
 
-def _multiplier(variant: Variant, over: Variant, ahead: float) -> Multiplier:
+def _multiplier(variant: LoopVariant, over: LoopVariant, ahead: float) -> Multiplier:
     both = (variant.fit, over.fit)
     largest = min(float(fit.family.flops.max()) for fit in both)
     budget = ahead * largest
@@ -138,7 +138,7 @@ def _multiplier(variant: Variant, over: Variant, ahead: float) -> Multiplier:
 
 
 def _budgets_for(
-    over: Variant, laws_GV: Floats, aim_G: Floats, budget: float
+    over: LoopVariant, laws_GV: Floats, aim_G: Floats, budget: float
 ) -> Floats:
     """The budgets (G,) at which `over` has these losses, by halving; beyond FARTHEST 0
     or inf."""

@@ -9,7 +9,7 @@ from dualpath_cli.compare.fits.fits import ScalingFit, fit_family
 from dualpath_cli.compare.fits.multipliers import (
     FARTHEST,
     UNIT,
-    Variant,
+    LoopVariant,
     multipliers_of,
     variants_of,
 )
@@ -25,7 +25,7 @@ def fits(tmp_path_factory) -> list[ScalingFit]:
     return [fit for fit in found if isinstance(fit, ScalingFit)]
 
 
-def losses(variant: Variant, budget: float, size: np.ndarray) -> np.ndarray:
+def losses(variant: LoopVariant, budget: float, size: np.ndarray) -> np.ndarray:
     """Of models of these millions of parameters that spend a budget."""
     big_e, big_a, big_b, a, b, phi = variant.fit.values
     times = variant.fit.family.cells.times
