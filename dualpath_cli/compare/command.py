@@ -14,6 +14,7 @@ from dualpath_cli.base.ranges import Place
 from dualpath_cli.compare.baselines import groups_of
 from dualpath_cli.compare.differences import differences_of
 from dualpath_cli.compare.finished import read_finished_runs
+from dualpath_cli.compare.fits.report import ScalingLaws
 from dualpath_cli.run.run_folder import RECIPE
 from dualpath_cli.spec.own_checks import OwnClasses
 
@@ -33,6 +34,9 @@ class Compare(OwnClasses):
     best: Literal["lr"] | None = None
     """Join runs that differ in their learning rate, at the lowest point of a parabola
     over its log; intervals count that choice. Only the aggregate is tested."""
+    fit: Literal["all", "non_embedding"] | None = None
+    """Fit a scaling law to each family of configurations that differ in size, tokens
+    and loops: over all parameters, or those without embedding and head."""
     out: Place | None = None
     """Folder for tables, figures and the page; by default `comparison` in the folder of
     runs, or here for several RUNs."""
@@ -98,6 +102,8 @@ def compare(options: Compare) -> str:
         groups, aggregate_only=options.aggregate_only, margin=options.margin
     )
 
+    laws = ScalingLaws.of(groups, options.fit) if options.fit else None
+
     with claimed_folder(out):
         # Imports matplotlib, which no mistake waits for.
         from dualpath_cli.compare.results import (
@@ -106,7 +112,7 @@ def compare(options: Compare) -> str:
             write_comparison,
         )
 
-        comparison = Comparison.with_studies(groups, differences, left_out)
+        comparison = Comparison.with_studies(groups, differences, left_out, laws)
         print_comparison(comparison)
         written = write_comparison(comparison, out)
     return "\n".join(map(str, written))

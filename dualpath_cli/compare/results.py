@@ -8,6 +8,8 @@ from dualpath_cli.base.files import write_texts
 from dualpath_cli.compare import figures
 from dualpath_cli.compare.configurations import Group
 from dualpath_cli.compare.differences import Difference
+from dualpath_cli.compare.fits import report
+from dualpath_cli.compare.fits.report import ScalingLaws
 from dualpath_cli.compare.studies import (
     Record,
     ablations_of,
@@ -38,6 +40,7 @@ class Comparison:
     ablation_classes: Sequence[Record]
     evaluations: Sequence[Record]
     left_out: Sequence[str]  # a line for each run or report that is left out
+    laws: ScalingLaws | None = None  # with --fit
 
     @classmethod
     def with_studies(
@@ -45,16 +48,25 @@ class Comparison:
         groups: Sequence[Group],
         differences: Sequence[Difference],
         left_out: Sequence[str],
+        laws: ScalingLaws | None,
     ) -> "Comparison":
         """Adds the ablations and evaluations that the runs of the groups have."""
         ablations, classes, damaged = ablations_of(groups)
         evaluations, unread = evaluations_of(groups)
         left_out = [*left_out, *damaged, *unread]
-        return cls(groups, differences, ablations, classes, evaluations, left_out)
+        return cls(groups, differences, ablations, classes, evaluations, left_out, laws)
 
     @property
     def tests_made(self) -> int:
         return sum(row.tested for row in self.differences)
+
+    @property
+    def notes(self) -> list[str]:
+        """A line for each thing that no table says."""
+        return [*self.left_out, *(self.laws.notes if self.laws else ())]
+
+    def tables_of_laws(self) -> list[Table]:
+        return self.laws.tables() if self.laws else []
 
     def tables_of_studies(self) -> list[Table]:
         tables = []
@@ -71,7 +83,7 @@ def print_comparison(comparison: Comparison) -> None:
     """Prints a line for each run that is left out, then the tables with the tests of
     aggregates."""
     console = plain_console()
-    for line in comparison.left_out:
+    for line in comparison.notes:
         console.print(line, highlight=False, soft_wrap=True)
 
     for group in comparison.groups:
@@ -84,7 +96,7 @@ def print_comparison(comparison: Comparison) -> None:
             show(console, table)
         for table in tables_of_tests(of_aggregate, comparison.tests_made):
             show(console, table)
-    for table in comparison.tables_of_studies():
+    for table in [*comparison.tables_of_laws(), *comparison.tables_of_studies()]:
         show(console, table)
 
 
@@ -93,7 +105,9 @@ def write_comparison(comparison: Comparison, out: Path) -> list[Path]:
     not."""
     groups = comparison.groups
     tests = tables_of_tests(comparison.differences, comparison.tests_made)
-    drawn = figures.draw(groups)
+    laws = comparison.laws
+    drawn = {**figures.draw(groups), "profiles": laws.draw() if laws else None}
+    captions = {**figures.captions(groups), "profiles": report.CAPTION}
     main = [table for group in groups for table in group_tables(group)]
 
     texts = {
@@ -102,6 +116,8 @@ def write_comparison(comparison: Comparison, out: Path) -> list[Path]:
         "tests.md": "\n".join(map(markdown, tests)),
         "tests.csv": _csv(records_of_tests(comparison.differences)),
         "runs.csv": _csv(records_of_runs(groups)),
+        "fits.csv": _csv(laws.records() if laws else ()),
+        "multipliers.csv": _csv(laws.records_of_multipliers() if laws else ()),
         "ablations.csv": _csv(comparison.ablations),
         "ablation_classes.csv": _csv(comparison.ablation_classes),
         "evaluations.csv": _csv(comparison.evaluations),
@@ -109,9 +125,9 @@ def write_comparison(comparison: Comparison, out: Path) -> list[Path]:
             "Comparison of runs",
             [
                 page.lead(_lead(comparison)),
-                page.terms([("note", line) for line in comparison.left_out]),
+                page.terms([("note", line) for line in comparison.notes]),
                 page.tables(_tables_of_page(comparison, tests)),
-                page.pictures(drawn, figures.captions(groups)),
+                page.pictures(drawn, captions),
             ],
         ),
     }
@@ -148,4 +164,5 @@ def _tables_of_page(comparison: Comparison, tests: Sequence[Table]) -> list[Tabl
         for group in comparison.groups
         for table in group_tables(group, result_first=True)
     ]
-    return [*first, *tests, *comparison.tables_of_studies()]
+    laws = comparison.tables_of_laws()
+    return [*first, *tests, *laws, *comparison.tables_of_studies()]

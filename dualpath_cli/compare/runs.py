@@ -11,7 +11,8 @@ from typing import Any
 
 from dualpath_cli.base.errors import UserError, did_you_mean
 from dualpath_cli.base.files import read_text
-from dualpath_cli.recipe.schedule import step_loops
+from dualpath_cli.flops import count
+from dualpath_cli.recipe.schedule import loop_counts, step_loops
 from dualpath_cli.recipe.settings import Settings, settings_from
 from dualpath_cli.run.run_folder import (
     RECIPE,
@@ -45,6 +46,14 @@ class SeededRun:
     def tokens(self) -> int:
         """Training tokens: those of whole optimizer steps."""
         return self.settings.run.steps * self.settings.run.batch_tokens
+
+    @property
+    def flops(self) -> float:
+        """FLOPs of the whole training."""
+        run = self.settings.run
+        counted = count.training_flops_of(run)
+        each = count.over_loops(counted, self.settings.model, loop_counts(run))
+        return each * self.tokens
 
     def decisive(self, facts: Mapping[str, Any] = {}) -> dict[str, Any]:
         """The values that decide the run's numbers, but for the seed, by dotted key.

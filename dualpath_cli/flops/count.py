@@ -22,7 +22,7 @@ but one.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
@@ -359,13 +359,55 @@ def has_experts(config: ModelConfig) -> bool:
 def active_parameters(config: ModelConfig) -> int:
     """Number of weights that one token uses: of a layer's experts, only the chosen
     ones."""
-    idle = 0
-    for layer in config.layers:
-        if layer.n_experts:
-            # gate, up and down projection
-            expert = 3 * config.d_model * layer.expert_width
-            idle += expert * (layer.n_experts - layer.top_k)
-    return parameters(config) - idle
+    return parameters(config) - sum(map(_idle, config.layers))
+
+
+def parameters_by_applications(config: ModelConfig) -> dict[int, int]:
+    """Number of weights by how often a forward pass over a sequence applies them.
+
+    The embedding, head and final norm count as applied once; of experts, those that a
+    token uses. The numbers add up to `active_parameters`.
+    """
+    found: Counter[int] = Counter()
+    parts = parameters_by_part(config)
+    found[1] += parts["embedding"] + parts["head"] + parts["final_norm"]
+    for layer, times in Counter(config.layers).items():
+        for applied, number in _applied(layer):
+            found[applied] += times * number
+
+    # injection and router stand between repetitions
+    between = config.core_loops - 1
+    found[between] += sum(map(shapes.numbers, shapes.core(config).values()))
+    return {applied: found[applied] for applied in sorted(found) if found[applied]}
+
+
+def _applied(layer: LayerConfig) -> Iterator[tuple[int, int]]:
+    """How often a pass applies the weights of a layer's parts, and their number.
+
+    A router counts as often as the layer.
+    """
+    own = {part: shapes.numbers(of) for part, of in shapes.by_part(layer).items()}
+    repetitions = layer.core_loops
+    yield 1, own.pop("gains")  # one for each application
+
+    deep = own.pop("deep", 0)
+    steps = 1 if layer.untied_steps else layer.loops
+    if deep and steps > 1 and layer.step_kv == "first":
+        without_kv = shapes.numbers(shapes.sublayer(layer, 0, own_kv=False))
+        kv = shapes.numbers(shapes.sublayer(layer, 0)) - without_kv
+        yield repetitions, kv
+        deep -= kv
+    yield repetitions * steps, deep
+    yield repetitions, sum(own.values()) - _idle(layer)
+
+
+def _idle(layer: LayerConfig) -> int:
+    """Number of weights of the experts that a token does not use."""
+    if not layer.n_experts:
+        return 0
+    # gate, up and down projection
+    expert = 3 * layer.d_model * layer.expert_width
+    return expert * (layer.n_experts - layer.top_k)
 
 
 def kv_bytes(config: ModelConfig) -> int:

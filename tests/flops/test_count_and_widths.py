@@ -462,3 +462,18 @@ def test_parameters_are_those_of_the_built_model(config):
     modules = [*(dict(block.named_parameters()) for block in model.blocks), root]
     for unit, named in zip(units(config), modules, strict=True):
         assert Counter(unit) == Counter(tuple(p.shape) for p in named.values())
+
+
+@each_variant
+def test_applications_of_parameters_account_for_the_flops_of_a_pass(config):
+    """Two FLOPs for each time that a matrix is applied; norms, gains and biases, which
+    have none, are few. Experts' widths are rounded, and their router counts too."""
+    by_times = flops.parameters_by_applications(config)
+    assert sum(by_times.values()) == flops.active_parameters(config)
+
+    parts = flops.parameters_by_part(config)
+    outside = parts["embedding"] + parts["head"] + parts["final_norm"]
+    applied = sum(times * number for times, number in by_times.items()) - outside
+    layers = flops.all_flops(config)
+    matrices = sum(layer.linear_total + layer.router for layer in layers)
+    assert 2 * applied == pytest.approx(matrices, rel=0.06)

@@ -19,9 +19,7 @@ from dualpath_cli.base.files import write_text
 from dualpath_cli.base.locks import FIT, is_locked
 from dualpath_cli.compare.runs import SeededRun
 from dualpath_cli.compare.sweep.cells import SweepCell
-from dualpath_cli.flops import count
 from dualpath_cli.recipe.recipes import Recipe, dump
-from dualpath_cli.recipe.schedule import loop_counts
 from dualpath_cli.run import run_folder
 from dualpath_cli.run.tables import METRICS, is_validated, read_table
 
@@ -44,14 +42,6 @@ class PlannedRun(SeededRun):
     @property
     def steps(self) -> int:
         return self.settings.run.steps
-
-    @property
-    def flops(self) -> float:
-        """FLOPs of the whole training."""
-        run = self.settings.run
-        counted = count.training_flops_of(run)
-        each = count.over_loops(counted, self.settings.model, loop_counts(run))
-        return each * self.tokens
 
     @property
     def share_done(self) -> float:

@@ -1,0 +1,1 @@
+"""`dualpath compare --fit`: scaling laws of families of runs. Torch-free."""

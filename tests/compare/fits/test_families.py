@@ -1,0 +1,130 @@
+"""Which configurations are a family, and which families have no law."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dualpath_cli.compare.configurations import group_runs
+from dualpath_cli.compare.finished import read_finished_runs
+from dualpath_cli.compare.fits.families import (
+    ScalingFamily,
+    families_of,
+    refusal,
+    unidentified,
+)
+from tests.compare.fits.law_runs import write_law_runs
+
+
+def families(folder: Path, counted="non_embedding") -> dict[str, ScalingFamily]:
+    runs, _ = read_finished_runs([str(folder)])
+    return {family.name: family for family in families_of(group_runs(runs), counted)}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """Four kinds of models, only to be read."""
+    made = tmp_path_factory.mktemp("made") / "every"
+    return write_law_runs(made, ("wide", "core_r4", "loop_k2", "a50_k2"), seeds=1)
+
+
+@pytest.fixture(scope="module")
+def every(folder) -> dict[str, ScalingFamily]:
+    return families(folder)
+
+
+def test_members_differ_in_size_tokens_and_loops_and_pure_wide_is_also_one_loop(every):
+    assert {name: len(its.configurations) for name, its in every.items()} == {
+        "wide": 9,
+        "core": 18,
+        "loop": 18,
+        "dual α 50": 9,
+    }
+    for name, recipe in (("core", "core_r4"), ("loop", "loop_k2")):
+        kinds = {c.name.split("_", 1)[1][:4] for c in every[name].configurations}
+        assert kinds == {"wide", recipe[:4]}
+
+
+def test_only_loops_that_differ_within_a_family_make_phi_one_of_its_values(every):
+    assert [name for name, its in every.items() if "phi" in its.fitted] == [
+        "core",
+        "loop",
+    ]
+
+
+def test_cells_have_parameters_in_millions_tokens_in_billions_and_flops_of_runs(
+    folder, every
+):
+    with_embedding = families(folder, "all")["core"]
+    without = every["core"]
+    for n, c in enumerate(without.configurations):
+        model = c.all_runs[0].settings.model
+        both = 2 * model.vocab_size * model.d_model
+        assert with_embedding.cells.sizes[n].sum() == pytest.approx(c.parameters / 1e6)
+        less = with_embedding.cells.sizes[n] - without.cells.sizes[n]
+        assert less == pytest.approx([both / 1e6, 0])
+        assert without.cells.tokens[n] == c.tokens / 1e9
+    # attention scores, and gradients of all passes: more than 6 N D
+    applied = without.cells.sizes @ without.cells.times + both / 2e6
+    flops = 6e15 * applied * without.cells.tokens
+    assert (without.flops > flops).all()
+    assert without.flops == pytest.approx(flops, rel=0.4)
+    assert (np.diff(without.flops) >= 0).all()
+
+
+def test_another_setting_makes_another_family_which_names_the_setting(tmp_path):
+    write_law_runs(tmp_path / "one", ["wide"], seeds=1)
+    clipped = {"optim": {"clip": 0.5}}
+    write_law_runs(tmp_path / "other", ["wide"], seeds=1, **clipped)
+    runs, _ = read_finished_runs([str(tmp_path / "one"), str(tmp_path / "other")])
+    found = families_of(group_runs(runs), "all")
+    assert {family.name for family in found} == {"wide clip=0.5", "wide clip=1.0"}
+    assert [len(family.configurations) for family in found] == [9, 9]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "reason"),
+    [
+        (lambda n, d: n <= 1, "it has 3 configurations, and a fit of 5 values needs 6"),
+        (lambda n, d: n < 4, "it has 2 numbers of parameters, which cannot tell E, A"),
+        (lambda n, d: d < 60, "it has 2 numbers of training tokens, which cannot tell"),
+        (lambda n, d: True, ""),
+    ],
+)
+def test_runs_that_vary_too_little_are_refused(every, chosen, reason):
+    wide = every["wide"]
+    kept = [
+        chosen(round(size), round(tokens))
+        for size, tokens in zip(
+            wide.cells.sizes[:, 0] / wide.cells.sizes.min(),
+            20 * wide.cells.tokens / wide.cells.tokens.min(),
+            strict=True,
+        )
+    ]
+    assert refusal(wide.take(np.array(kept))).startswith(reason)
+    assert bool(refusal(wide.take(np.array(kept)))) == bool(reason)
+
+
+def test_budgets_within_a_factor_of_8_are_refused_though_they_tell_values_apart(
+    tmp_path,
+):
+    folder = write_law_runs(
+        tmp_path / "near", ["wide"], budgets=(300_000, 360_000, 450_000), seeds=1
+    )
+    near = families(folder)["wide"]
+    assert unidentified(near) == ""
+    assert refusal(near).startswith("its training FLOPs span a factor of 5")
+
+
+def test_tokens_that_follow_from_parameters_are_refused(every):
+    wide = every["wide"]
+    ratio = wide.cells.tokens / wide.cells.sizes[:, 0]
+    tied = wide.take(np.abs(np.log(ratio / np.median(ratio))) < 0.1)
+    assert len(tied.configurations) == 3
+    repeated = ScalingFamily(
+        "tied",
+        tied.configurations * 3,
+        wide.cells.take(np.tile([0, 4, 8], 3)),
+        np.tile(wide.flops[[0, 4, 8]], 3),
+    )
+    assert unidentified(repeated).startswith("its tokens follow from its parameters")
