@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from rich.filesize import decimal
 
-from data_prep import records, sample
+from data_prep import records
 from data_prep.encoding import Encoded, Encoder, Job
 from data_prep.input_files import Corpus, InputFile
 from data_prep.mix import (
@@ -31,8 +31,9 @@ from data_prep.out_folder import (
     say_removing,
     work_folder,
 )
+from data_prep.packaged import PACKAGED
 from data_prep.pieces import PIECE_FORMAT, Piece, TokenArray, token_type
-from data_prep.settings import SAMPLE, Preparation
+from data_prep.settings import Preparation
 from data_prep.shards import write_shards
 from data_prep.text import Contamination
 from data_prep.workers import PieceSettings, workers
@@ -309,8 +310,9 @@ def _write_data(request: Request, mixed: _Mixed, work: Path, folder: Path) -> Ma
         )
 
     _write_records(request, mixed, folder)
-    if any(source.path == SAMPLE for source in settings.sources):
-        sample.write_val(folder / "val")
+    for source in settings.sources:
+        if source.is_packaged:
+            PACKAGED[source.path].write_val(folder / "val")
 
     sources = list(
         map(records.count_documents, settings.sources, mixed.encoded, mixed.portions)
