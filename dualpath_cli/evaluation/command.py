@@ -47,8 +47,8 @@ class Evaluate(DeviceOptions, OwnClasses, Overrides):
     same requests.
 
       dualpath evaluate --ckpt-path runs/quickstart/default --tasks piqa --limit 100
-      dualpath evaluate --ckpt-path runs/primitives/default --tasks primitives \\
-          --loops 1 2 4 8
+      dualpath evaluate --ckpt-path runs/quickstart/default --tasks primitives \\
+          --limit 20 --loops 1 2 3
     """
 
     ckpt_path: Place | None = None
