@@ -24,6 +24,7 @@ from dualpath_cli.evaluation.benchmarks import (
     SUITES,
     Benchmark,
     NoData,
+    Report,
 )
 from dualpath_cli.run.exported_folder import hash_of_weights
 from dualpath_cli.run.trained import Trained, find_trained
@@ -287,7 +288,7 @@ def _score(
         {"model": options.facts(trained, depth.change), "skipped": skipped}
         for depth in depths
     ]
-    reports = []
+    reports: list[Report] = []
     for depth, own_facts in zip(depths, facts, strict=True):
         place = folder / depth.name if reports else folder
         name = depth.name if len(depths) > 1 else ""
