@@ -95,7 +95,7 @@ def test_primitives_come_with_a_token_for_each_byte_and_held_out_texts(
     words = ["--source", "primitives", "--tokens", "20K", "--out", str(out)]
     assert prepare(words) == 0
     manifest = Manifest.read(out)
-    assert (manifest.documents, manifest.vocab_size) == (73, 257)
+    assert manifest.vocab_size == 257
     # a byte a token, and end-of-text after each document
     assert manifest.tokens == manifest.text_bytes + manifest.documents
     kinds = {path.name for path in (out / "val").iterdir()}
