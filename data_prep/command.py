@@ -12,10 +12,10 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from data_prep import sample
 from data_prep.corpora import MIRROR, find_corpus
 from data_prep.input_files import Corpus
-from data_prep.settings import SAMPLE, Preparation, SourceSettings, settings_from
+from data_prep.packaged import PACKAGED
+from data_prep.settings import Preparation, SourceSettings, settings_from
 from data_prep.text import SHORTEST, Contamination, words_of
 from dualpath_cli.base.errors import RunFailed, UserError, describe_system_error
 from dualpath_cli.base.files import folder_of
@@ -129,7 +129,10 @@ def _prepare(settings: Preparation, options: Prepare) -> None:
         for source in settings.sources
     ]
     spec = settings.tokenizer
-    tokenizer = sample.tokenizer() if spec is None else Tokenizer.load(spec)
+    if spec is None:
+        tokenizer = PACKAGED[settings.sources[0].path].tokenizer()
+    else:
+        tokenizer = Tokenizer.load(spec)
 
     from data_prep.fetching import Fetcher, announce_downloads
     from data_prep.mix import wanted_tokens
@@ -229,17 +232,20 @@ def _check_places(settings: Preparation, out: Path, downloads: Path) -> None:
         )
 
     for source in settings.sources:
-        is_here = not source.is_remote and source.path != SAMPLE
+        is_here = not source.is_remote and not source.is_packaged
         if is_here:
             _check_source(source, out, downloads)
 
-    # The sample writes held-out texts of these names.
+    # Packaged corpora write held-out texts of these names.
     names = {source.name for source in settings.sources}
-    taken = sorted(names.intersection(sample.KINDS))
-    if taken and any(source.path == SAMPLE for source in settings.sources):
-        raise UserError(
-            f"beside `sample` no source can be called '{taken[0]}'; name it apart"
-        )
+    for source in settings.sources:
+        kinds = PACKAGED[source.path].kinds if source.is_packaged else ()
+        taken = sorted(names.intersection(kinds))
+        if taken:
+            raise UserError(
+                f"beside `{source.path}` no source can be called '{taken[0]}'; name it "
+                "apart"
+            )
 
 
 def _check_source(source: SourceSettings, out: Path, downloads: Path) -> None:

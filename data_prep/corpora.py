@@ -1,4 +1,5 @@
-"""Corpora: a source's files on this disk, of Nemotron-CC, of the hub, or the sample."""
+"""Corpora: a source's files on this disk, of Nemotron-CC, of the hub, or the
+package's."""
 
 import gzip
 import hashlib
@@ -18,8 +19,10 @@ from fsspec.utils import glob_translate
 
 from data_prep import sample
 from data_prep.input_files import Corpus, InputFile, RemoteFile
-from data_prep.settings import NEMOTRON, SAMPLE, SourceSettings
+from data_prep.packaged import primitives_texts
+from data_prep.settings import NEMOTRON, PRIMITIVES, SAMPLE, SourceSettings
 from dualpath_cli.base.errors import UserError, did_you_mean, listed
+from dualpath_cli.base.files import write_text
 from dualpath_cli.base.pointers import refuse_pointer
 from dualpath_cli.data.documents import Source, source_files
 from dualpath_cli.data.hub import FIRST_ANSWER_SECONDS, explaining_errors, hub_client
@@ -46,6 +49,8 @@ def find_corpus(
     kind, _, rest = settings.path.partition(":")
     if settings.path == SAMPLE:
         return Corpus(settings, [_sample_file()])
+    if settings.path == PRIMITIVES:
+        return Corpus(settings, [_primitives_file(downloads)])
 
     if not settings.is_remote:
         paths = source_files(Source(settings.name, Path(settings.path)))
@@ -82,6 +87,18 @@ def _file_elsewhere(file: RemoteFile) -> InputFile:
 def _sample_file() -> InputFile:
     digest = hashlib.sha256(sample.json_lines("train")).hexdigest()
     path = sample.TRAIN
+    stat = path.stat()
+    return InputFile(path.name, stat.st_size, digest, path, stat.st_mtime_ns)
+
+
+def _primitives_file(downloads: Path) -> InputFile:
+    """The texts of primitives, written where files that are fetched would be."""
+    content = primitives_texts()
+    path = downloads / PRIMITIVES / "train.jsonl"
+    if not path.is_file() or path.read_bytes() != content:
+        write_text(path, content.decode())
+
+    digest = hashlib.sha256(content).hexdigest()
     stat = path.stat()
     return InputFile(path.name, stat.st_size, digest, path, stat.st_mtime_ns)
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from rich.filesize import decimal
 
-from data_prep import records, sample
+from data_prep import records
 from data_prep.catalogue import Catalogue
 from data_prep.duplicates import Judgement, count_tasks, judge, ranges_for
 from data_prep.encoding import Encoded, Encoder, Fetch, Job
@@ -27,9 +27,10 @@ from data_prep.out_folder import (
     say_removing,
     work_folder,
 )
+from data_prep.packaged import PACKAGED
 from data_prep.piece_maker import PieceSettings
 from data_prep.pieces import PIECE_FORMAT, piece_path, token_type
-from data_prep.settings import SAMPLE, Preparation
+from data_prep.settings import Preparation
 from data_prep.shards import Plan, WriteChunk, write_index
 from data_prep.text import Contamination
 from dualpath_cli.base.errors import UserError
@@ -359,9 +360,9 @@ class _Preparation:
                 progress.advance,
             )
 
-        settings = self.request.settings
-        if any(source.path == SAMPLE for source in settings.sources):
-            sample.write_val(self.folder / "val")
+        for source in self.request.settings.sources:
+            if source.is_packaged:
+                PACKAGED[source.path].write_val(self.folder / "val")
 
 
 def _pools(

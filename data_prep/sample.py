@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from dualpath_cli.base.files import write_text
 from dualpath_cli.data.tokenizer import Tokenizer, train_bpe
 
 TRAIN = Path(__file__).parent / "sample_texts" / "train.jsonl.zst"
@@ -28,12 +27,6 @@ def json_lines(name: str) -> bytes:
 def documents(name: str) -> list[str]:
     """Returns the texts of `json_lines`."""
     return [json.loads(line)["text"] for line in json_lines(name).splitlines()]
-
-
-def write_val(folder: Path) -> None:
-    """Writes the held-out texts of each kind as KIND.jsonl."""
-    for kind in KINDS:
-        write_text(folder / f"{kind}.jsonl", json_lines(kind).decode())
 
 
 def tokenizer() -> Tokenizer:

@@ -15,6 +15,7 @@ from dualpath_cli.data.manifest import HUB, dataset_of
 from dualpath_cli.recipe.parser import build
 
 SAMPLE = "sample"
+PRIMITIVES = "primitives"
 NEMOTRON = "nemotron-cc"
 
 Duplicates = Literal["keep", "exact", "near"]
@@ -30,7 +31,8 @@ class SourceSettings:
     """The name in manifests and tables; gsm8k, arc and triviaqa also choose the
     format."""
     path: Place
-    """A file or folder, `sample`, `nemotron-cc[:SELECTION]` or `hf:OWNER/NAME/PATH`."""
+    """A file or folder, `sample`, `primitives`, `nemotron-cc[:SELECTION]` or
+    `hf:OWNER/NAME/PATH`."""
     weight: float | None = None
     """Share of the tokens, relative to the other sources' weights; None: all tokens."""
     max_epochs: int = 1
@@ -50,6 +52,11 @@ class SourceSettings:
                 "leave out a source that is not wanted"
             )
         check_range(f"max_epochs of '{self.name}'", self.max_epochs, (1, _MOST))
+
+    @property
+    def is_packaged(self) -> bool:
+        """Whether it comes with the package, with its own tokenizer."""
+        return self.path in (SAMPLE, PRIMITIVES)
 
     @property
     def is_nemotron(self) -> bool:
@@ -77,11 +84,12 @@ class Preparation:
     nemotron-cc[:SELECTION] is Nemotron-CC from Common Crawl, by default
     quality=high/kind=actual. hf:OWNER/NAME/PATH is a folder or a glob of files in a
     dataset of the Hugging Face hub. `sample` is a small corpus written for trying
-    things out; it also writes held-out texts."""
+    things out, `primitives` are sums and variable assignments for the tests of
+    `evaluate --tasks primitives`; both also write held-out texts."""
     tokenizer: Place | None = None
     """The byte-level BPE to use: gpt2 (downloaded once), a tokenizer.json, or a folder
     with it or with vocab.json and merges.txt. `sample` has its own, of 2,048
-    entries."""
+    entries, `primitives` a token for each byte."""
     tokens: Size | None = None
     """Tokens to write, e.g. 16M or 38.5B, end-of-text included; by default all. The
     document that reaches the number is the last one."""
@@ -137,10 +145,11 @@ class Preparation:
                 f"two sources are called '{twice[0]}'; name them apart with NAME=PATH"
             )
 
-        needs_tokenizer = any(source.path != SAMPLE for source in self.sources)
-        if self.tokenizer is None and needs_tokenizer:
+        has_own = len(self.sources) == 1 and self.sources[0].is_packaged
+        if self.tokenizer is None and not has_own:
             raise UserError(
-                "--tokenizer is missing: give gpt2 or a path; only `sample` has its own"
+                "--tokenizer is missing: give gpt2 or a path; only `sample` and "
+                "`primitives`, each by itself, have their own"
             )
 
     def _check_weights(self) -> None:

@@ -39,6 +39,7 @@ AGAIN = (
 
 _MADE_BY = {
     "data/sample": "`dualpath prepare --source sample --out data/sample`",
+    "data/primitives": "`dualpath prepare --source primitives --out data/primitives`",
     "data/text": (
         "`dualpath prepare --source NAME=FILES --tokenizer gpt2 --out data/text`"
     ),

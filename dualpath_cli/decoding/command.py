@@ -13,7 +13,6 @@ from dualpath_cli.decoding.options import (
     Generate,
     check_change,
     check_writable,
-    read_overrides,
 )
 from dualpath_cli.run.trained import find_trained
 
@@ -23,7 +22,7 @@ def generate(options: Generate) -> str:
     printed."""
     if options.out is not None:
         check_writable(options.out)
-    change = read_overrides(options)
+    change = options.change
     trained = find_trained(options.ckpt_path, own_classes=options.own_classes)
     trained.check(change)
     model_config = trained.settings.model

@@ -49,24 +49,19 @@ class DeviceOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Overrides:
-    """Options of a command that forces a model's loops or gates: see
+    """The option of a command that overrides a model's loops or gates: see
     `parse_overrides`."""
 
-    loops: int | None = None
-    """Forced loops of every deep path."""
     intervention: tuple[str, ...] = ()
-    """Other overrides, named as in results: R=2 (repetitions of a core), gates=1,0,
-    shuffled, shuffled:7, experts=1, experts=random:7, halting=0.1, skip=0.1,
-    kv_slots=1, layers=0,2; K=3 is --loops 3."""
-
-    def __post_init__(self) -> None:
-        check_ranges(self, {"loops": (1, 1000)})
+    """Overrides, named as in results: K=3 (steps of every deep path), R=2 (repetitions
+    of a core), gates=1,0, shuffled, shuffled:7, experts=1, experts=random:7,
+    halting=0.1, skip=0.1, kv_slots=1, layers=0,2."""
 
 
-def read_overrides(options: Overrides) -> Intervention | None:
-    """Reads `--intervention` and `--loops`; None without an override."""
-    loops = [] if options.loops is None else [f"K={options.loops}"]
-    change = parse_overrides([*loops, *options.intervention])
+def read_overrides(options: Overrides, *forced: str) -> Intervention | None:
+    """Reads `--intervention`, after the words that another option stands for; None
+    without an override."""
+    change = parse_overrides([*forced, *options.intervention])
     if change is not None and change.tokens is not None:
         raise UserError(
             f"--intervention tokens={change.tokens}: only `dualpath ablate --suite "
@@ -124,6 +119,8 @@ class Generate(DeviceOptions, OwnClasses, Overrides, Sampling):
     prompt."""
     num_samples: int = 1
     """Texts for each prompt."""
+    loops: int | None = None
+    """Forced loops of every deep path; the same as --intervention K=N."""
     out: Place | None = None
     """Write a JSON object for each text into this file instead of the texts to the
     terminal."""
@@ -144,12 +141,13 @@ class Generate(DeviceOptions, OwnClasses, Overrides, Sampling):
     """Compile the model: takes about a minute, and makes small batches faster."""
 
     def __post_init__(self) -> None:
-        for mixin in (Sampling, Overrides, DeviceOptions):
+        for mixin in (Sampling, DeviceOptions):
             mixin.__post_init__(self)
         check_ranges(
             self,
             {
                 "num_samples": (1, 1 << 24),
+                "loops": (1, 1000),
                 "max_new_tokens": (1, 1 << 24),
                 "seed": (0, (1 << 62) - 1),
                 "speculate": (1, 1000),
@@ -181,6 +179,12 @@ class Generate(DeviceOptions, OwnClasses, Overrides, Sampling):
                 f"--greedy would write the same text {self.num_samples:,} times; leave "
                 "out --greedy or --num-samples"
             )
+
+    @property
+    def change(self) -> Intervention | None:
+        """The overrides; None without one."""
+        forced = [] if self.loops is None else [f"K={self.loops}"]
+        return read_overrides(self, *forced)
 
     @property
     def texts_at_once(self) -> int:

@@ -3,12 +3,14 @@
 The task files' `metadata` adds the main metric of a benchmark (`primary`), its name in
 the paper's tables (`paper`), other names of its local file (`files`), and the `subject`
 of its rows if a file holds several benchmarks. A report's scores get the paper's means.
+Reasoning primitives are made from a seed, and are not the paper's.
 """
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -17,12 +19,16 @@ import yaml
 
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.pointers import refuse_pointer
+from dualpath_cli.data import primitives
 from dualpath_cli.report.table import Column, Table, with_error
 
 TASKS = Path(__file__).parent / "tasks"
 FOLDER = "evaluations"  # in a run folder, unless --out names another
 RESULTS = "results.json"  # the report, in the folder of a model
 SAMPLES = "samples"  # beside it: a line for each document
+HARNESS = "harness"
+"""The part of a report, and of its samples, with tasks of lm-evaluation-harness by its
+own rules; `harness:piqa` asks for its task where a benchmark has the same name."""
 REQUESTS = "requests"  # in --out, with --requests
 ROLLING = "rolling_bpb"
 """Bits per byte of texts; each window is read after the preceding token, as in OLMES.
@@ -55,9 +61,16 @@ SUITES: dict[str, tuple[str, ...]] = {
     "math": ("gsm8k", *(f"{MATH}_{subset}" for subset in _SUBSETS)),
     "qa": ("lambada", "qasper_yesno"),
 }
-NAMES = sum(SUITES.values(), ())
-"""All benchmarks, in the order of the paper's table."""
-SUITES["all"] = NAMES
+PAPER = sum(SUITES.values(), ())
+"""The paper's benchmarks, in the order of its table."""
+SUITES["all"] = PAPER
+
+PRIMITIVES = "primitives"  # the suite, and the task file, of reasoning primitives
+_LEVELS = primitives.names_of_tests()
+SUITES |= {family: tuple(names) for family, names in _LEVELS.items()}
+SUITES[PRIMITIVES] = tuple(chain(*_LEVELS.values()))
+NAMES = (*PAPER, *SUITES[PRIMITIVES])
+"""All benchmarks, in the order of tables."""
 
 
 class NoData(UserError):
@@ -66,13 +79,16 @@ class NoData(UserError):
 
 @dataclass(frozen=True)
 class Benchmark:
-    """One of the paper's benchmarks."""
+    """One of the paper's benchmarks, or a level of a reasoning primitive."""
 
     name: str
 
     @cached_property
     def config(self) -> dict[str, Any]:
         """The benchmark's task file; of a file with several tasks, its own."""
+        if self.is_made:
+            return _read_task_file(f"{PRIMITIVES}.yaml")
+
         file = MATH if self.name.startswith(MATH) else self.name
         config = _read_task_file(f"{file}.yaml")
         if config.pop("group", None) is not None:
@@ -84,6 +100,11 @@ class Benchmark:
     @property
     def primary(self) -> str:
         return str(self.config["metadata"]["primary"])
+
+    @property
+    def is_made(self) -> bool:
+        """Whether its documents are made from a seed, so that it needs no file."""
+        return self.name in SUITES[PRIMITIVES]
 
     @property
     def is_text(self) -> bool:
@@ -99,12 +120,12 @@ class Benchmark:
 
     def local(self, folders: Sequence[Path]) -> dict[str, Any]:
         """Changes to the task file that take documents from `folders`; no change
-        without folders.
+        without folders, and for documents that are made.
 
         Raises:
             NoData: if no folder has the benchmark's file, or its few-shot examples.
         """
-        if not folders:
+        if self.is_made or not folders:
             return {}
         names = (self.name, *self.config["metadata"].get("files", ()))
         with_splits = [f"{name}{split}" for name in names for split in SPLITS]
@@ -128,7 +149,7 @@ class Benchmark:
             return changes | {
                 "num_fewshot": 0,
                 "fewshot_split": None,
-                "description": _template(examples),
+                "description": verbatim(_read_examples(examples)),
             }
 
         # Rows are rendered by the harness.
@@ -157,8 +178,8 @@ def _find(folders: Sequence[Path], names: Sequence[str]) -> Path | None:
     return None
 
 
-def _template(path: Path) -> str:
-    """A template of the harness that renders a file's text byte for byte."""
+def _read_examples(path: Path) -> str:
+    """The rendered examples in a file."""
     try:
         text = path.read_bytes().decode()
     except UnicodeDecodeError:
@@ -168,6 +189,11 @@ def _template(path: Path) -> str:
         raise UserError(f"{path} holds no worked example")
     if not text.endswith("\n\n"):
         raise UserError(f"{path} must end in a blank line, before the question")
+    return text
+
+
+def verbatim(text: str) -> str:
+    """A template of the harness that renders a text byte for byte."""
     return "{{" + json.dumps(text, ensure_ascii=False) + "}}"
 
 
@@ -235,7 +261,7 @@ def scores_of(report: Report) -> dict[str, float]:
     """The scores of the paper's benchmarks by the columns of its tables: `PIQA Acc.`,
     `C4`."""
     scores = {}
-    for task in _benchmarks(report):
+    for task in benchmarks_in(report):
         columns = Benchmark(task).paper
         task_scores = _accuracy_and_bits(report, task)
         for column, score in zip(columns, task_scores, strict=True):
@@ -259,7 +285,7 @@ def means_of(scores: Mapping[str, float]) -> dict[str, float]:
 def score_table(model: Mapping[str, Any], report: Report) -> Table:
     """A row for each benchmark, then the paper's means; `model` are the facts of
     results.json."""
-    benchmarks = _benchmarks(report)
+    benchmarks = benchmarks_in(report)
     columns = [
         Column("benchmark"),
         Column("by"),
@@ -296,7 +322,7 @@ def score_table(model: Mapping[str, Any], report: Report) -> Table:
     return Table(columns, rows, title, caption)
 
 
-def _benchmarks(report: Report) -> list[str]:
+def benchmarks_in(report: Report) -> list[str]:
     """The benchmarks with scores; an earlier version also scored texts, by other
     names."""
     return [task for task in report["results"] if task in NAMES]

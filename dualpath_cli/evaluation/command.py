@@ -2,12 +2,12 @@
 
 import importlib.util
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from dualpath_cli.base.errors import UserError, did_you_mean
+from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.files import folder_of
 from dualpath_cli.base.folders import check_inside
 from dualpath_cli.base.ranges import Place, check_ranges
@@ -15,6 +15,7 @@ from dualpath_cli.base.version import package_versions
 from dualpath_cli.decoding.options import DeviceOptions, Overrides, read_overrides
 from dualpath_cli.evaluation.benchmarks import (
     FOLDER,
+    HARNESS,
     NAMES,
     PAPER_LIMIT,
     REQUESTS,
@@ -23,13 +24,17 @@ from dualpath_cli.evaluation.benchmarks import (
     SUITES,
     Benchmark,
     NoData,
-    score_table,
+    Report,
 )
 from dualpath_cli.run.exported_folder import hash_of_weights
 from dualpath_cli.run.trained import Trained, find_trained
+from dualpath_cli.spec.config import ModelConfig
+from dualpath_cli.spec.intervention import Intervention, parse_loops
 from dualpath_cli.spec.own_checks import OwnClasses
 
 if TYPE_CHECKING:
+    from dualpath_cli.evaluation.depths import Depth
+    from dualpath_cli.evaluation.harness_tasks import HarnessTask
     from dualpath_cli.evaluation.runner import LoadedTask
 
 
@@ -39,9 +44,12 @@ class Evaluate(DeviceOptions, OwnClasses, Overrides):
     OLMES: accuracies and bits per byte. Needs dualpath[eval].
 
     Texts get rolling_bpb: each window starts after the preceding token; in validate it
-    starts after end-of-text.
+    starts after end-of-text. With several --loops all is scored at each depth, on the
+    same requests.
 
       dualpath evaluate --ckpt-path runs/quickstart/default --tasks piqa --limit 100
+      dualpath evaluate --ckpt-path runs/quickstart/default --tasks primitives \\
+          --limit 20 --loops 1 2 3
     """
 
     ckpt_path: Place | None = None
@@ -50,13 +58,23 @@ class Evaluate(DeviceOptions, OwnClasses, Overrides):
     """Folder for the scores; by default RUN/evaluations, where compare finds them."""
     tasks: tuple[str, ...] = ()
     """Benchmarks, such as piqa,arc_easy, and groups of them: lm, commonsense, math, qa,
-    all. By default all, with at most 1,024 documents of each, as in the paper."""
+    all. By default all, with at most 1,024 documents of each, as in the paper.
+    primitives are sums and variable assignments made from a seed, by levels:
+    addition_2, assignment_4. Any other name is a task or group of
+    lm-evaluation-harness, scored by its own rules; so is harness:piqa."""
+    include_path: tuple[Place, ...] = ()
+    """Folders with more task files of lm-evaluation-harness, for --tasks."""
+    loops: tuple[str, ...] = ()
+    """Loops to force: R of a model with a core, else K of every deep path. Several,
+    such as 1 2 4 or 1-8, are compared with the model's own, which is always scored,
+    too."""
     data: tuple[Place, ...] = ()
     """Folders with TASK.jsonl, and few-shot examples as TASK.fewshot.txt or
     TASK_train.jsonl; without --data, benchmarks are downloaded from the Hugging Face
     hub."""
     limit: int | Literal["all"] | None = None
-    """The most documents of each benchmark, drawn as in OLMES; or all."""
+    """The most documents of each benchmark, drawn as in OLMES; or all. Of a task of the
+    harness, the first."""
     requests: bool = False
     """Write all requests into --out, without running a model."""
     window: int = 2048
@@ -66,7 +84,6 @@ class Evaluate(DeviceOptions, OwnClasses, Overrides):
     """Requests in a batch; scores change slightly with the batch size."""
 
     def __post_init__(self) -> None:
-        Overrides.__post_init__(self)
         DeviceOptions.__post_init__(self)
         check_ranges(self, {"window": (2, 1 << 24), "batch_size": (1, 1 << 16)})
         if self.limit != "all":
@@ -75,11 +92,18 @@ class Evaluate(DeviceOptions, OwnClasses, Overrides):
             raise UserError("evaluate needs either --ckpt-path RUN, or only --requests")
         if self.requests and self.out is None:
             raise UserError("--requests needs a folder to write to: --out DIR")
-        known = (*SUITES, *NAMES)
-        for name in self._names:
-            if name not in known:
-                hint = did_you_mean(name, known) or f"; choose from {', '.join(known)}"
-                raise UserError(f"unknown benchmark '{name}'{hint}")
+        if self.loops and self.requests:
+            raise UserError("--requests runs no model: leave out --loops")
+        if self.include_path and not self.harness_names:
+            raise UserError(
+                "--include-path adds tasks of lm-evaluation-harness; name one in "
+                "--tasks"
+            )
+        if self.requests and self.harness_names:
+            raise UserError(
+                f"--requests writes those of benchmarks, and '{self.harness_names[0]}' "
+                "is none; use lm_eval with --write_out"
+            )
 
     @property
     def _names(self) -> list[str]:
@@ -93,6 +117,36 @@ class Evaluate(DeviceOptions, OwnClasses, Overrides):
         for name in self._names or ["all"]:
             chosen |= set(SUITES.get(name, (name,)))
         return tuple(name for name in NAMES if name in chosen)
+
+    @property
+    def harness_names(self) -> tuple[str, ...]:
+        """The chosen tasks and groups of lm-evaluation-harness, by its own names."""
+        own = (*SUITES, *NAMES)
+        names = [
+            name.removeprefix(f"{HARNESS}:") for name in self._names if name not in own
+        ]
+        return tuple(dict.fromkeys(names))
+
+    def depths(self, model: ModelConfig) -> list["Depth"]:
+        """The depths to score, the model's own first; one, unless there are several
+        --loops."""
+        from dualpath_cli.evaluation.depths import Depth, own_loops, symbol_of
+
+        counts = parse_loops(",".join(self.loops)) if self.loops else []
+        symbol = symbol_of(model)
+        forced = {count: read_overrides(self, f"{symbol}={count}") for count in counts}
+        if len(counts) == 1:
+            (count,) = counts
+            return [Depth(symbol, count, is_own=False, change=forced[count])]
+
+        own = own_loops(model)
+        as_trained = Depth(symbol, own, is_own=True, change=read_overrides(self))
+        others = [
+            Depth(symbol, count, is_own=False, change=forced[count])
+            for count in counts
+            if count != own
+        ]
+        return [as_trained, *others]
 
     @property
     def documents(self) -> int | None:
@@ -109,7 +163,8 @@ class Evaluate(DeviceOptions, OwnClasses, Overrides):
         found = None
         if self.ckpt_path is not None:
             found = find_trained(self.ckpt_path, own_classes=self.own_classes)
-            found.check(change)
+            for depth in self.depths(found.settings.model):
+                found.check(depth.change)
 
         if change is not None and change.kv_slots is not None:
             raise UserError(
@@ -141,17 +196,19 @@ class Evaluate(DeviceOptions, OwnClasses, Overrides):
             way_out = "remove the link, or give a folder by --out"
             run = trained.run.folder
             folder = check_inside(run, run / FOLDER / name, way_out)
-        check_inside(folder, folder / SAMPLES)
+
+        depths = self.depths(trained.settings.model)
+        for place in (folder, *(folder / depth.name for depth in depths[1:])):
+            check_inside(folder, place / SAMPLES / HARNESS)
         return folder
 
-    def facts(self, trained: Trained) -> dict[str, Any]:
+    def facts(self, trained: Trained, change: Intervention | None) -> dict[str, Any]:
         """The section `model` of results.json: the model, and how it was run."""
         from dualpath_cli.kernels.device import device_name
         from dualpath_cli.run.weights import device_of
 
         run = trained.run
         recipe = trained.settings
-        change = read_overrides(self)
         core = {}
         if recipe.model.core is not None:
             forced = change and change.core_loops
@@ -185,43 +242,89 @@ def evaluate(options: Evaluate) -> str:
     trained = options.trained()
     folder = options.folder(trained)
     os.environ.setdefault("TQDM_DISABLE", "1")  # this package shows its bars
-    tasks, skipped = _load_tasks(options)
+    harness_tasks = _load_harness_tasks(options)
+    benchmarks, skipped = _load_benchmarks(options)
+    if trained is None:
+        from dualpath_cli.evaluation.runner import write_requests
 
+        return "\n".join(str(write_requests(task, folder)) for task in benchmarks)
+
+    return _score(options, trained, folder, [*benchmarks, *harness_tasks], skipped)
+
+
+def _score(
+    options: Evaluate,
+    trained: Trained,
+    folder: Path,
+    tasks: Sequence["LoadedTask | HarnessTask"],
+    skipped: Mapping[str, str],
+) -> str:
+    """Scores the tasks at each depth; writes and prints the results."""
+    from dualpath_cli.evaluation.depths import (
+        compare_depths,
+        depth_tables,
+        write_depths,
+    )
     from dualpath_cli.evaluation.harness import HarnessModel
-    from dualpath_cli.evaluation.runner import score_tasks, write_requests
+    from dualpath_cli.evaluation.harness_report import report_tables
+    from dualpath_cli.evaluation.runner import score_tasks
     from dualpath_cli.report.console import plain_console
     from dualpath_cli.report.table import show
     from dualpath_cli.run.weights import autocast_of, device_of, load_model
-
-    if trained is None:
-        return "\n".join(str(write_requests(task, folder)) for task in tasks)
 
     console = plain_console()
     for name, reason in skipped.items():
         console.print(f"{name}: left out, {reason}", highlight=False, soft_wrap=True)
 
-    model_facts = options.facts(trained)
     model = HarnessModel(
         load_model(trained, device_of(options.device)),
         trained.run.tokenizer,
-        model_facts["window"],
+        min(options.window, trained.settings.model.max_seq_len),
         options.batch_size,
-        read_overrides(options),
-        autocast_of(options.precision),
+        autocast=autocast_of(options.precision),
     )
-    facts = {"model": model_facts, "skipped": skipped}
-    report = score_tasks(model, tasks, folder, facts, console)
-    show(console, score_table(model_facts, report))
-    return str(folder / RESULTS)
+    depths = options.depths(trained.settings.model)
+    facts = [
+        {"model": options.facts(trained, depth.change), "skipped": skipped}
+        for depth in depths
+    ]
+    reports: list[Report] = []
+    for depth, own_facts in zip(depths, facts, strict=True):
+        place = folder / depth.name if reports else folder
+        name = depth.name if len(depths) > 1 else ""
+        model.force(depth.change)
+        reports.append(score_tasks(model, tasks, place, own_facts, console, name))
+
+    first = facts[0]["model"]
+    if len(depths) == 1:
+        for table in report_tables(first, reports[0]):
+            show(console, table)
+        return str(folder / RESULTS)
+
+    scores = compare_depths(depths, reports)
+    for table in depth_tables(first["name"], depths, scores):
+        show(console, table)
+    return str(write_depths(folder, facts[0], depths, scores))
 
 
-def _load_tasks(options: Evaluate) -> tuple[list["LoadedTask"], dict[str, str]]:
+def _load_harness_tasks(options: Evaluate) -> list["HarnessTask"]:
+    """The harness's own tasks; an unknown name is refused before benchmarks are
+    read."""
+    folders = _folders("--include-path", options.include_path)
+    if not options.harness_names:
+        return []
+
+    from dualpath_cli.evaluation.harness_tasks import load_harness_tasks
+
+    return load_harness_tasks(options.harness_names, folders, options.documents)
+
+
+def _load_benchmarks(
+    options: Evaluate,
+) -> tuple[list["LoadedTask"], dict[str, str]]:
     """The benchmarks with their documents; and the reasons for those that are left
     out."""
-    data = [folder_of("--data", path) for path in options.data]
-    for path in data:
-        if not path.exists():
-            raise UserError(f"--data '{path}' does not exist; give a folder")
+    data = _folders("--data", options.data)
 
     # Missing files are found before the slow import.
     changes: dict[str, dict[str, Any]] = {}
@@ -244,6 +347,14 @@ def _load_tasks(options: Evaluate) -> tuple[list["LoadedTask"], dict[str, str]]:
     _check_skipped(options, skipped, remaining=len(tasks))
 
     return tasks, {name: str(missing) for name, missing in skipped.items()}
+
+
+def _folders(option: str, paths: Sequence[str]) -> list[Path]:
+    folders = [folder_of(option, path) for path in paths]
+    for path in folders:
+        if not path.exists():
+            raise UserError(f"{option} '{path}' does not exist; give a folder")
+    return folders
 
 
 def _check_skipped(

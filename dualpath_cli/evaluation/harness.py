@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 import torch
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
+from lm_eval.models.utils import normalize_gen_kwargs
 from torch import nn
 
-from dualpath_cli.base.errors import RunFailed
+from dualpath_cli.base.errors import RunFailed, UserError
 from dualpath_cli.data.tokenizer import Tokenizer
 from dualpath_cli.decoding.cache import Cache
 from dualpath_cli.decoding.decoder import Decoder
@@ -87,8 +88,13 @@ class HarnessModel(TemplateLM):
         self._tokenizer = tokenizer
         self.window = window  # the most ids that the model sees at once
         self._batch_size = batch_size
-        self._intervention = intervention
         self._autocast = autocast
+        self.force(intervention)
+
+    def force(self, intervention: Intervention | None) -> None:
+        """Scores and writes under another intervention from now on; None: as
+        trained."""
+        self._intervention = intervention
         self._cached = not (intervention and intervention.needs_whole_text)
 
     @property
@@ -144,18 +150,45 @@ class HarnessModel(TemplateLM):
         self, requests: list[Instance], disable_tqdm: bool = True
     ) -> list[str]:
         self.progress.begin(len(requests))
-        sampler = Sampler(Sampling(greedy=True), self._tokenizer.vocab_size)
-        prompts = [self.tok_encode(request.args[0]) for request in requests]
-        lengths = [len(prompt) for prompt in prompts]
         texts = [""] * len(requests)
+        for options, rows in self._by_options(requests).items():
+            prompts = [self.tok_encode(requests[row].args[0]) for row in rows]
+            for row, text in zip(rows, self._write(prompts, *options), strict=True):
+                texts[row] = text
+        return texts
+
+    def _by_options(
+        self, requests: Sequence[Instance]
+    ) -> dict[tuple[int, tuple[str, ...]], list[int]]:
+        """The places of requests by the most new tokens, and the texts that end an
+        answer: tasks of a group may differ in both.
+
+        Raises:
+            UserError: for answers that are not the likeliest tokens.
+        """
+        places: dict[tuple[int, tuple[str, ...]], list[int]] = {}
+        for place, request in enumerate(requests):
+            options = normalize_gen_kwargs(request.args[1])
+            if options["do_sample"]:
+                raise UserError(
+                    f"task '{request.task_name}' draws its answers, and evaluate "
+                    "writes the likeliest; export the model, and use lm_eval"
+                )
+            most = min(options["max_gen_toks"], self.window // 2)
+            stops = tuple(filter(None, options["until"]))
+            places.setdefault((most, stops), []).append(place)
+        return places
+
+    def _write(
+        self, prompts: Sequence[list[int]], most: int, stops: tuple[str, ...]
+    ) -> list[str]:
+        """The texts after prompts, in their order."""
+        sampler = Sampler(Sampling(greedy=True), self._tokenizer.vocab_size)
+        lengths = [len(prompt) for prompt in prompts]
+        texts = [""] * len(prompts)
 
         for rows in batches_by_length(lengths, self._batch_size):
-            # Requests of a task have the same options.
-            options = requests[rows[0]].args[1]
-            most = min(options["max_gen_toks"], self.window // 2)
-            stops = tuple(options["until"])
             limits = Limits(most, self.window, self.eot_token_id, stops)
-
             cut = [prompts[row][-(self.window - most) :] for row in rows]
             decoder = Decoder(self._model, self._intervention, self._autocast)
             decoder.begin(limits.positions([len(ids) for ids in cut]))

@@ -2,19 +2,19 @@
 
 OUT/<model>/results.json        the harness's report, after each benchmark, with facts
                                 on the model
-OUT/<model>/samples/TASK.jsonl  a line for each document
+OUT/<model>/samples/TASK.jsonl  a line for each document; in `samples/harness` those of
+                                the harness's own tasks
 """
 
 import json
-import logging
 import random
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from datasets import Dataset
 from lm_eval.api.instance import Instance
 from lm_eval.api.task import ConfigurableTask
 from lm_eval.evaluator import evaluate
@@ -23,7 +23,9 @@ from rich.console import Console
 
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.files import write_text
+from dualpath_cli.data.primitives import level_test
 from dualpath_cli.evaluation.benchmarks import (
+    HARNESS,
     REQUESTS,
     RESULTS,
     SAMPLES,
@@ -34,28 +36,14 @@ from dualpath_cli.evaluation.benchmarks import (
     Report,
     means_of,
     scores_of,
+    verbatim,
 )
 from dualpath_cli.evaluation.harness import HarnessModel
+from dualpath_cli.evaluation.harness_tasks import HarnessTask, quietly
 from dualpath_cli.evaluation.tasks import olmes
 from dualpath_cli.report.console import Progress, counted
 
 SEED = 1234  # of the draw of documents under a limit, as in OLMES
-
-
-@contextmanager
-def _quietly() -> Iterator[None]:
-    """Silences libraries that log each file and attempt."""
-    loggers = [
-        logging.getLogger(name) for name in ("lm_eval", "datasets", "huggingface_hub")
-    ]
-    levels = [logger.level for logger in loggers]
-    try:
-        for logger in loggers:
-            logger.setLevel(logging.ERROR)
-        yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
 
 
 @dataclass(frozen=True)
@@ -71,6 +59,16 @@ class LoadedTask:
         """The documents as the harness takes them; None for all."""
         takes_all = len(self.documents) == len(self.task.eval_docs)
         return None if takes_all else self.documents
+
+    @property
+    def title(self) -> str:
+        return self.benchmark.name
+
+    def score(self, model: HarnessModel) -> Any:
+        """The harness's report."""
+        name = self.benchmark.name
+        samples = None if self.samples is None else {name: self.samples}
+        return evaluate(model, {"tasks": {name: self.task}}, samples=samples)
 
     def requests(self) -> list[Instance]:
         self.task.build_all_requests(samples=self.samples)
@@ -107,7 +105,7 @@ def _with_functions(part: Any) -> Any:
     return getattr(olmes, part) if isinstance(part, Function) else part
 
 
-@_quietly()
+@quietly()
 def load_task(
     benchmark: Benchmark, changes: Mapping[str, Any], limit: int | None
 ) -> LoadedTask:
@@ -117,6 +115,9 @@ def load_task(
         UserError: if a local file cannot be scored, or there is no network.
         NoData: if the hub lacks the benchmark, or the file has no document of it.
     """
+    if benchmark.is_made:
+        return _load_made(benchmark, limit)
+
     config = _with_functions(dict(benchmark.config))
     task_class = config.pop("class", ConfigurableTask)
     # Of the worked examples, the harness takes the first.
@@ -156,9 +157,30 @@ def load_task(
     if not documents:
         raise NoData(f"the file of {benchmark.name} has no document of it")
 
-    if limit is not None and limit < len(documents):
-        documents = sorted(random.Random(SEED).sample(documents, limit))
-    return LoadedTask(benchmark, task, documents)
+    return LoadedTask(benchmark, task, _drawn(documents, limit))
+
+
+def _load_made(benchmark: Benchmark, limit: int | None) -> LoadedTask:
+    """A level of a reasoning primitive, with its documents and examples."""
+    level = level_test(benchmark.name)
+    rows = [
+        {"query": question, "choices": [f"{answer}\n"], "gold": 0}
+        for question, answer in level.questions
+    ]
+    changes = {
+        "task": benchmark.name,
+        "description": verbatim(level.examples),
+        "custom_dataset": lambda **_: {"test": Dataset.from_list(rows)},
+    }
+    task = ConfigurableTask(config=_with_functions(benchmark.config) | changes)
+    return LoadedTask(benchmark, task, _drawn(list(range(len(rows))), limit))
+
+
+def _drawn(documents: list[int], limit: int | None) -> list[int]:
+    """The documents to score, drawn as in OLMES where there are more than `limit`."""
+    if limit is None or limit >= len(documents):
+        return documents
+    return sorted(random.Random(SEED).sample(documents, limit))
 
 
 def _cause_text(error: Exception) -> str:
@@ -188,38 +210,57 @@ def _documents_of_subject(
     return documents
 
 
-@_quietly()
+@quietly()
 def score_tasks(
     model: HarnessModel,
-    tasks: Sequence[LoadedTask],
+    tasks: Sequence[LoadedTask | HarnessTask],
     folder: Path,
     facts: Mapping[str, Any],
     console: Console,
+    depth: str = "",
 ) -> Report:
-    """Returns the harness's report of all benchmarks; writes the report, with `facts`,
-    after each."""
+    """Returns the harness's report of all tasks; writes the report, with `facts`, after
+    each.
+
+    The harness's own tasks are the report's part `harness`. `depth` is for the bar of
+    progress.
+    """
     # One by one, so that the requests of a batch share few-shot examples, and an
     # interrupted call keeps the benchmarks before.
-    report: dict[str, Any] = {}
+    report: dict[str, Any] = {"results": {}}
     for task in tasks:
-        name = task.benchmark.name
-        samples = None if task.samples is None else {name: task.samples}
-        with Progress(console, name, counted("requests")) as progress:
+        title = " ".join(filter(None, (task.title, depth)))
+        with Progress(console, title, counted("requests")) as progress:
             model.progress = progress
-            found: Any = evaluate(model, {"tasks": {name: task.task}}, samples=samples)
+            found = task.score(model)
+
+        samples = folder / SAMPLES
+        part_of_report = report
+        if isinstance(task, HarnessTask):
+            samples /= HARNESS
+            part_of_report = report.setdefault(HARNESS, {})
         for part, content in found.items():
-            report[part] = report.get(part, {}) | content
+            part_of_report[part] = part_of_report.get(part, {}) | content
 
         # Contexts are left out: each repeats the few-shot examples.
-        rows = [_without(row, "arguments") for row in found["samples"][name]]
-        lines = [_json(row) + "\n" for row in rows]
-        write_text(folder / SAMPLES / f"{name}.jsonl", "".join(lines))
-
-        means = means_of(scores_of(report))
-        results = {**facts, "means": means, **_without(report, "samples")}
-        write_text(folder / RESULTS, _json(results, indent=2) + "\n")
+        for name, rows in found["samples"].items():
+            lines = [_json(_without(row, "arguments")) + "\n" for row in rows]
+            write_text(samples / f"{name}.jsonl", "".join(lines))
+        write_text(folder / RESULTS, _json(_results(facts, report), indent=2) + "\n")
 
     return report
+
+
+def _results(facts: Mapping[str, Any], report: Report) -> dict[str, Any]:
+    """The content of results.json: a report without its samples."""
+    results = {
+        **facts,
+        "means": means_of(scores_of(report)),
+        **_without(report, "samples"),
+    }
+    if HARNESS in report:
+        results[HARNESS] = _without(report[HARNESS], "samples")
+    return results
 
 
 _json = partial(json.dumps, default=handle_non_serializable, ensure_ascii=False)

@@ -98,6 +98,20 @@ def plain(ax: "Axes") -> None:
     ax.grid(alpha=0.25, linewidth=0.6)
 
 
+def mark_trained(ax: "Axes", symbol: str, trained: int) -> None:
+    """Draws a line at the trained number on an axis of forced numbers."""
+    ax.axvline(trained, color=MUTED, linewidth=0.8, linestyle=":")
+    ax.annotate(
+        f"trained {symbol} = {trained}",
+        (trained, 0.97),
+        xycoords=("data", "axes fraction"),
+        xytext=(4, 0),
+        textcoords="offset points",
+        va="top",
+        color=MUTED,
+    )
+
+
 def heat_map(
     ax: "Axes", values: npt.ArrayLike, middle: float, reach: float, **options: Any
 ) -> "AxesImage":

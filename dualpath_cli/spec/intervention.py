@@ -15,6 +15,7 @@ from dualpath_cli.spec.config import ModelConfig
 from dualpath_cli.spec.own_classes import gives_mass
 
 LEARNED = "learned"
+MOST_LOOPS = 100  # of a list of loops to force
 SHUFFLED: Literal["shuffled"] = "shuffled"
 RANDOM: Literal["random"] = "random"
 
@@ -412,3 +413,20 @@ def _parse_value(key: str, text: str) -> Any:
         return parse(text)
     except ValueError:
         return text
+
+
+def parse_loops(text: str) -> list[int]:
+    """The counts in such as 1-10 or 1,2,8, in growing order."""
+    counts: set[int] = set()
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d{1,4})(?:-(\d{1,4}))?", part.strip())
+        first = int(match[1]) if match else 0
+        last = int(match[2] or first) if match else 0
+        if not 1 <= first <= last <= MOST_LOOPS:
+            raise UserError(
+                f"--loops '{text}': '{part}' is not a number or range from 1 to "
+                f"{MOST_LOOPS}; give such as 1-10 or 1,2,8"
+            )
+        counts |= set(range(first, last + 1))
+
+    return sorted(counts)

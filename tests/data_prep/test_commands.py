@@ -88,6 +88,24 @@ def test_the_sample_comes_with_tokenizer_and_held_out_texts(tmp_path, capsys):
     assert "nothing to do" in capsys.readouterr().out
 
 
+def test_primitives_come_with_a_token_for_each_byte_and_held_out_texts(
+    tmp_path, capsys
+):
+    out = tmp_path / "data"
+    words = ["--source", "primitives", "--tokens", "20K", "--out", str(out)]
+    assert prepare(words) == 0
+    manifest = Manifest.read(out)
+    assert manifest.vocab_size == 257
+    # a byte a token, and end-of-text after each document
+    assert manifest.tokens == manifest.text_bytes + manifest.documents
+    kinds = {path.name for path in (out / "val").iterdir()}
+    assert kinds == {"addition.jsonl", "assignment.jsonl"}
+
+    capsys.readouterr()
+    assert prepare(words) == 0
+    assert "nothing to do" in capsys.readouterr().out
+
+
 def test_options_win_over_the_recipe(tmp_path, small_folder):
     texts = [f"hello {n}" for n in range(9)]
     recipe = {

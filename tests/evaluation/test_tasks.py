@@ -21,10 +21,11 @@ from lm_eval.api.task import ConfigurableTask
 from lm_eval.tasks import TaskManager
 
 from dualpath_cli.base.errors import UserError
+from dualpath_cli.data import primitives
 from dualpath_cli.evaluation.benchmarks import (
     COMMONSENSE_COLUMNS,
     MATH_COLUMNS,
-    NAMES,
+    SUITES,
     TASKS,
     Benchmark,
     NoData,
@@ -252,10 +253,26 @@ def test_an_answer_is_the_last_number_whatever_is_around_it(number, text):
 
 
 def test_the_paper_has_17_bits_per_byte_and_gsm8k():
-    columns = {Benchmark(name).paper for name in NAMES}
+    columns = {Benchmark(name).paper for name in SUITES["all"]}
     accuracies = (*COMMONSENSE_COLUMNS, *MATH_COLUMNS, "LAMBADA", "QASPER", "GSM8k")
     texts = {(None, "C4"), (None, "WikiText-103")}
     assert columns == {(f"{name} Acc.", f"{name} BPB") for name in accuracies} | texts
+
+
+@pytest.mark.parametrize("name", ["addition_3", "assignment_2"])
+def test_the_requests_of_a_primitive_are_its_test(name):
+    """Without a file: an answer ends with its line."""
+    made = primitives.level_test(name)
+    wanted = [
+        (made.examples + question, f"{answer}\n") for question, answer in made.questions
+    ]
+    assert [request.args for request in asked(name).requests()] == wanted
+
+
+def test_an_answer_of_a_primitive_has_its_own_bytes():
+    row = {"choices": ["93\n"], "gold": 0}
+    scores = olmes.answer(row, [(-3 * math.log(2), True)])
+    assert scores == {"acc": 1, "bpb": pytest.approx(1)}
 
 
 def test_a_limit_draws_the_documents_that_olmes_draws(tasks):

@@ -341,6 +341,14 @@ def word(doc: DatasetRow, results: Sequence[LogLikelihood]) -> DocumentScores:
     return {"acc": int(is_greedy), **gold(doc, results)}
 
 
+def answer(doc: DatasetRow, results: Sequence[LogLikelihood]) -> DocumentScores:
+    """Whether greedy decoding would write the answer of a reasoning primitive, and its
+    bits per byte; no space stands before the answer."""
+    log, is_greedy = results[0]
+    size = len(doc["choices"][0].encode())
+    return {"acc": int(is_greedy), "bpb": -log / (math.log(2) * size)}
+
+
 def written(doc: DatasetRow, results: Sequence[str]) -> DocumentScores:
     """Whether the last number in a model's output is the answer."""
     return {"acc": int(last_number(results[0]) == doc["number"])}

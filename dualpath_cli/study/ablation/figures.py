@@ -11,7 +11,14 @@ from matplotlib.axes import Axes
 from matplotlib.colors import SymLogNorm
 from matplotlib.figure import Figure
 
-from dualpath_cli.report.figures import MUTED, SOURCES, panels, plain, save
+from dualpath_cli.report.figures import (
+    MUTED,
+    SOURCES,
+    mark_trained,
+    panels,
+    plain,
+    save,
+)
 from dualpath_cli.spec.intervention import Intervention
 from dualpath_cli.study.ablation.options import BASELINE, SHORTER
 from dualpath_cli.study.ablation.scores import Result
@@ -85,7 +92,7 @@ def _forced(
         _plot_differences(ax, x, line, color, source)
 
     if trained is not None:
-        _mark_trained(ax, number.symbol, trained)
+        mark_trained(ax, number.symbol, trained)
     ax.set(xlabel=number.axis, ylabel=DIFFERENCE, xticks=counts)
     _finish(ax)
     ax.legend(frameon=False)
@@ -101,19 +108,6 @@ def _plot_differences(
 ) -> None:
     y = [result.difference for result in line]
     ax.plot(x, y, color=color, marker="o", markersize=4, label=name)
-
-
-def _mark_trained(ax: Axes, symbol: str, trained: int) -> None:
-    ax.axvline(trained, color=MUTED, linewidth=0.8, linestyle=":")
-    ax.annotate(
-        f"trained {symbol} = {trained}",
-        (trained, 0.97),
-        xycoords=("data", "axes fraction"),
-        xytext=(4, 0),
-        textcoords="offset points",
-        va="top",
-        color=MUTED,
-    )
 
 
 def _passes(results: Sequence[Result]) -> Figure | None:

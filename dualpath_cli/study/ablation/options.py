@@ -9,7 +9,7 @@ from dualpath_cli.base.ranges import Place, check_ranges
 from dualpath_cli.recipe.settings import Settings
 from dualpath_cli.spec.config import ModelConfig
 from dualpath_cli.spec.intervention import RANDOM as RANDOM_EXPERTS
-from dualpath_cli.spec.intervention import SHUFFLED, Intervention
+from dualpath_cli.spec.intervention import SHUFFLED, Intervention, parse_loops
 from dualpath_cli.study.parts_of_speech import (
     CLASSES,
     FORCED,
@@ -22,7 +22,6 @@ from dualpath_cli.study.parts_of_speech import (
 )
 from dualpath_cli.training.options import StudyOptions
 
-MOST_LOOPS = 100
 GATES = {
     (1.0, 0.0): "deep only",
     (0.0, 1.0): "wide only",
@@ -107,7 +106,7 @@ class Ablate(StudyOptions):
     def overrides(self, config: ModelConfig) -> list[Intervention]:
         """The rows of the paper's table `ablations`: loops, constant gates, shuffled
         gates; and repetitions of a core."""
-        loops = [Intervention(loops=count) for count in _parse_loops(self.loops)]
+        loops = [Intervention(loops=count) for count in parse_loops(self.loops)]
         if config.core is not None:
             counts = range(1, config.core_loops + 2)
             loops += [Intervention(core_loops=count) for count in counts]
@@ -134,7 +133,7 @@ class Ablate(StudyOptions):
 
     def check(self, settings: Settings) -> None:
         # Checked also where no suite takes these.
-        _parse_loops(self.loops)
+        parse_loops(self.loops)
         _parse_classes(self.classes)
 
         rows, skipped = self.rows(settings.model)
@@ -232,23 +231,6 @@ def _in_each_layer(
                 changes.append(in_layer)
 
     return changes
-
-
-def _parse_loops(text: str) -> list[int]:
-    """The counts in such as 1-10 or 1,2,8, in growing order."""
-    counts: set[int] = set()
-    for part in text.split(","):
-        match = re.fullmatch(r"(\d{1,4})(?:-(\d{1,4}))?", part.strip())
-        first = int(match[1]) if match else 0
-        last = int(match[2] or first) if match else 0
-        if not 1 <= first <= last <= MOST_LOOPS:
-            raise UserError(
-                f"--loops '{text}': '{part}' is not a number or range from 1 to "
-                f"{MOST_LOOPS}; give such as 1-10 or 1,2,8"
-            )
-        counts |= set(range(first, last + 1))
-
-    return sorted(counts)
 
 
 def _parse_classes(specs: tuple[str, ...]) -> list[ForcedClass]:

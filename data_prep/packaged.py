@@ -1,0 +1,59 @@
+"""Corpora that come with the package: the sample, and reasoning primitives.
+
+Each has its own tokenizer, and texts of several kinds that are held out.
+"""
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from data_prep import sample
+from data_prep.settings import PRIMITIVES, SAMPLE
+from dualpath_cli.base.files import write_text
+from dualpath_cli.data import primitives
+from dualpath_cli.data.tokenizer import Tokenizer, train_bpe
+
+
+@dataclass(frozen=True)
+class Packaged:
+    """A corpus of the package."""
+
+    kinds: tuple[str, ...]
+    """Kinds of held-out texts."""
+    held_out: Callable[[str], bytes]
+    """The held-out texts of a kind, as JSON lines."""
+    tokenizer: Callable[[], Tokenizer]
+
+    def write_val(self, folder: Path) -> None:
+        """Writes the held-out texts of each kind as KIND.jsonl."""
+        for kind in self.kinds:
+            write_text(folder / f"{kind}.jsonl", self.held_out(kind).decode())
+
+
+def _json_lines(texts: Iterable[str]) -> bytes:
+    lines = [json.dumps({"text": text}) + "\n" for text in texts]
+    return "".join(lines).encode()
+
+
+def primitives_texts() -> bytes:
+    """The texts of reasoning primitives for training, as JSON lines."""
+    return _json_lines(primitives.training_texts())
+
+
+def _held_out_primitives(family: str) -> bytes:
+    return _json_lines(primitives.held_out_texts(family))
+
+
+def _bytes_tokenizer() -> Tokenizer:
+    """A token for each byte, so that digits and names of variables have their own."""
+    return Tokenizer(json.loads(train_bpe([], 257)), "the bytes of primitives")
+
+
+PACKAGED = {
+    SAMPLE: Packaged(sample.KINDS, sample.json_lines, sample.tokenizer),
+    PRIMITIVES: Packaged(
+        tuple(primitives.FAMILIES), _held_out_primitives, _bytes_tokenizer
+    ),
+}
+"""The corpora by their path in `--source`."""

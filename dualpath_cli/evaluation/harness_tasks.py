@@ -1,0 +1,121 @@
+"""Tasks of lm-evaluation-harness by their own names, scored by their own rules.
+
+The harness finds and loads them, also those of `--include-path`; documents, few-shot
+examples, filters and metrics are its own.
+"""
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from lm_eval.defaults import DEFAULT_OTHER_SEED
+from lm_eval.evaluator import evaluate
+from lm_eval.tasks import TaskManager
+
+from dualpath_cli.base.errors import UserError, did_you_mean
+from dualpath_cli.evaluation.benchmarks import HARNESS, NAMES, SUITES
+from dualpath_cli.evaluation.harness import HarnessModel
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Silences libraries that log each file and attempt."""
+    loggers = [
+        logging.getLogger(name) for name in ("lm_eval", "datasets", "huggingface_hub")
+    ]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+@dataclass(frozen=True)
+class HarnessTask:
+    """A task, or a group of tasks, by the name that the user gave."""
+
+    name: str
+    loaded: Any  # what the harness's TaskManager loads: tasks and groups
+    limit: int | None  # the first documents of each task; None for all
+
+    @cached_property
+    def title(self) -> str:
+        return f"{HARNESS}:{self.name}"
+
+    def score(self, model: HarnessModel) -> Any:
+        """The harness's report."""
+        return evaluate(model, self.loaded, limit=self.limit)
+
+
+def find_tasks(names: Sequence[str], folders: Sequence[Path]) -> TaskManager:
+    """Finds the task files of these names, also in `folders`.
+
+    Raises:
+        UserError: for a name that neither the harness nor a folder has.
+    """
+    manager = TaskManager(include_path=[str(folder) for folder in folders])
+    known = set(manager.all_tasks)
+    for name in names:
+        if name not in known:
+            all_names = (*SUITES, *NAMES, *manager.all_tasks)
+            way_out = did_you_mean(name, all_names) or (
+                f"; choose from {', '.join((*SUITES, *NAMES))}, or from `lm_eval ls "
+                "tasks`"
+            )
+            raise UserError(f"unknown benchmark '{name}'{way_out}")
+    return manager
+
+
+def load_harness_task(
+    manager: TaskManager, name: str, limit: int | None
+) -> HarnessTask:
+    """Loads a task with its documents, and prepares it as `lm_eval run` does.
+
+    Raises:
+        UserError: if its data set or metric cannot be had, or if it runs code.
+    """
+    try:
+        loaded = manager.load([name])
+    except Exception as error:
+        # anything from network, hub or a task file
+        text = " ".join(str(error).split())
+        raise UserError(
+            f"{HARNESS}:{name} cannot be loaded ({type(error).__name__}: {text:.160}); "
+            "what is not in the cache of HF_HOME comes from the Hugging Face hub, by "
+            "the network"
+        ) from None
+
+    for task in loaded["tasks"].values():
+        if getattr(task, "UNSAFE_CODE", False):
+            raise UserError(
+                f"{HARNESS}:{name} runs code that the model writes; export the model, "
+                "and use lm_eval with --confirm_run_unsafe_code"
+            )
+        if getattr(task, "MULTIMODAL", False):
+            raise UserError(f"{HARNESS}:{name} is of images or sound, not of text")
+
+        # As `simple_evaluate` of the harness: no example unless the task says so.
+        if task.get_config("num_fewshot") is None:
+            task.set_config("num_fewshot", 0)
+        task.set_fewshot_seed(DEFAULT_OTHER_SEED)
+    return HarnessTask(name, loaded, limit)
+
+
+@quietly()
+def load_harness_tasks(
+    names: Sequence[str], folders: Sequence[Path], limit: int | None
+) -> list[HarnessTask]:
+    """The harness's own tasks of these names; `folders` have more task files.
+
+    Raises:
+        UserError: for a name that is unknown, or a task that cannot be loaded.
+    """
+    manager = find_tasks(names, folders)
+    return [load_harness_task(manager, name, limit) for name in names]

@@ -1,0 +1,166 @@
+"""Tasks of lm-evaluation-harness by name, against the harness's own run of them."""
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from lm_eval.evaluator import simple_evaluate
+from lm_eval.tasks import TaskManager
+
+from dualpath_cli.base.errors import UserError
+from dualpath_cli.evaluation import harness_tasks
+from dualpath_cli.evaluation.harness import HarnessModel
+from dualpath_cli.evaluation.harness_tasks import find_tasks, load_harness_tasks
+from tests.evaluation.conftest import NAME, WORDS, write_rows
+from tests.study.conftest import model_of
+
+CHOICE = {
+    "dataset_path": "json",
+    "output_type": "multiple_choice",
+    "test_split": "test",
+    "fewshot_split": "test",
+    "num_fewshot": 2,
+    "doc_to_text": "{{question}}",
+    "doc_to_choice": "{{choices}}",
+    "doc_to_target": "{{gold}}",
+    "metric_list": [{"metric": "acc"}, {"metric": "acc_norm"}],
+}
+WRITTEN = {
+    "dataset_path": "json",
+    "output_type": "generate_until",
+    "test_split": "test",
+    "doc_to_text": "{{question}}",
+    "doc_to_target": "{{choices[gold]}}",
+    "generation_kwargs": {"until": "\n", "max_gen_toks": 4},
+    "metric_list": [{"metric": "exact_match"}],
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Task files: `piqa`, which is a benchmark's name, too, and one that writes; `both`
+    is a group of them."""
+    folder = tmp_path / "own"
+    folder.mkdir()
+    rows = [
+        {
+            "question": f"which {WORDS[n % 8]}?",
+            "choices": list(WORDS[:3]),
+            "gold": n % 3,
+        }
+        for n in range(12)
+    ]
+    path = str(write_rows(folder / "rows.jsonl", rows))
+    data = {"dataset_kwargs": {"data_files": {"test": path}}}
+    for name, task in {"piqa": CHOICE, "writes": WRITTEN}.items():
+        (folder / f"{name}.yaml").write_text(
+            yaml.safe_dump({"task": name, **task, **data})
+        )
+    group = {
+        "group": "both",
+        "task": ["piqa", "writes"],
+    }
+    (folder / "both.yaml").write_text(yaml.safe_dump(group))
+    return folder
+
+
+@pytest.fixture
+def only_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaves out the thousands of task files that the harness reads at each start."""
+    few = partial(TaskManager, include_defaults=False)
+    monkeypatch.setattr(harness_tasks, "TaskManager", few)
+
+
+def results(report: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: {key: value for key, value in scores.items() if key != "alias"}
+        for name, scores in report["results"].items()
+    }
+
+
+@pytest.mark.usefixtures("only_own")
+def test_scores_are_those_of_the_harness_apart_from_the_paper(
+    run, tasks, folder, tmp_path, output_of
+):
+    words = ("--tasks", "piqa", "harness:both", "--include-path", folder)
+    said = output_of(
+        "evaluate",
+        "--ckpt_path",
+        run,
+        *words,
+        "--data",
+        tasks,
+        "--limit",
+        "9",
+        "--loops",
+        "1",
+        "2",
+        "--out",
+        tmp_path / "o",
+    )
+    folder_of_model = tmp_path / "o" / NAME
+    report = json.loads((folder_of_model / "results.json").read_text())
+    model, tokenizer = model_of(run)
+    manager = TaskManager(include_path=str(folder), include_defaults=False)
+    theirs = simple_evaluate(
+        HarnessModel(model, tokenizer, 64, 16),
+        tasks=["both"],
+        task_manager=manager,
+        limit=9,
+    )
+    assert theirs is not None
+    assert results(report["harness"]) == results(theirs)
+    assert report["harness"]["n-shot"] == {"piqa": 2, "writes": 0}
+
+    # The benchmark of the same name keeps its own place.
+    assert report["n-samples"] == {"piqa": {"original": 11, "effective": 9}}
+    assert "acc_raw,none" in report["results"]["piqa"]
+    samples = folder_of_model / "samples"
+    assert (samples / "piqa.jsonl").read_text() != (
+        samples / "harness" / "piqa.jsonl"
+    ).read_text()
+
+    rows = json.loads((folder_of_model / "loops.json").read_text())["scores"]
+    measured = {(row["benchmark"], row["metric"]) for row in rows}
+    assert ("harness:piqa", "acc_norm") in measured
+    assert ("harness:writes", "exact_match") in measured
+    assert "harness:writes" in said
+
+
+@pytest.mark.usefixtures("only_own")
+def test_what_cannot_be_loaded_or_run_is_one_line(folder, run):
+    task = {"task": "far", **CHOICE, "dataset_path": str(folder / "nowhere")}
+    (folder / "far.yaml").write_text(yaml.safe_dump(task))
+    with pytest.raises(UserError, match=r"harness:far cannot be loaded .*hub"):
+        load_harness_tasks(["far"], [folder], None)
+
+    unsafe = {**WRITTEN, "task": "unsafe", "unsafe_code": True}
+    unsafe["dataset_kwargs"] = {"data_files": {"test": str(folder / "rows.jsonl")}}
+    (folder / "unsafe.yaml").write_text(yaml.safe_dump(unsafe))
+    with pytest.raises(UserError, match="harness:unsafe runs code that the model"):
+        load_harness_tasks(["unsafe"], [folder], None)
+
+    draws = {**unsafe, "task": "draws", "unsafe_code": False}
+    draws["generation_kwargs"] = {"do_sample": True, "temperature": 1.0}
+    (folder / "draws.yaml").write_text(yaml.safe_dump(draws))
+    (drawing,) = load_harness_tasks(["draws"], [folder], 2)
+    model, tokenizer = model_of(run)
+    with pytest.raises(UserError, match="'draws' draws its answers"):
+        drawing.score(HarnessModel(model, tokenizer, 64, 16))
+
+
+def test_an_unknown_name_is_compared_with_all_that_are_known(folder):
+    assert (
+        "arithmetic_2da" in find_tasks(["arithmetic_2da", "both"], [folder]).all_tasks
+    )
+    with pytest.raises(
+        UserError, match=r"unknown benchmark 'arc_esy'; did .*'arc_easy'"
+    ):
+        find_tasks(["arc_esy"], [])
+    with pytest.raises(
+        UserError, match="'arithmetic_2dq'; did you mean 'arithmetic_2d"
+    ):
+        find_tasks(["arithmetic_2dq"], [])
