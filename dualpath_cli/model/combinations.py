@@ -75,13 +75,13 @@ def routed_weights(
 
 def with_held(
     step_weights: Callable[..., list[torch.Tensor]],
-    states: Sequence[torch.Tensor],
+    states: list[torch.Tensor],
     step_indices: Sequence[float],
 ) -> list[torch.Tensor]:
     """The weights of the last states, (B, T, 1) each, where the last one stays as it is
     in the steps that follow: it takes their weights, too."""
     held = len(step_indices) - len(states)
-    weights = step_weights([*states, *states[-1:] * held], step_indices)
+    weights = step_weights(states + states[-1:] * held, step_indices)
     if held == 0 or len(weights) == 1:
         return weights
 
