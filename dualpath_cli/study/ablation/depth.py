@@ -37,11 +37,11 @@ from dualpath_cli.training.module import DualPathModule
 
 SEED = 0
 """Seed of the division of documents."""
-MOST_TOKENS = 2**14
+MOST_TOKENS = 2**13
 """Tokens that read-outs are fitted on at most: half of a source that has fewer than
 twice as many."""
 LEAST_UNITS = 3
-"""Documents or windows of a source: one to score, two to fit on and to stop by."""
+"""Documents or windows of a source: one to score, and two to fit on."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,8 @@ class Division:
 
     scored: Windows
     fitted: Windows
-    # places in `fitted` of the windows whose loss stops a fit, a quarter of its tokens
-    stopping: frozenset[int]
+    # places in `fitted` of the windows that choose the penalty, a quarter of its tokens
+    validation: frozenset[int]
     unit: str  # `documents` or `windows`
     n_scored: int  # documents or windows
     n_fitted: int
@@ -86,12 +86,12 @@ def divide(source: str, windows: Windows, multiple_of: int) -> Division:
     tokens = [int(windows.tokens[of_window == unit].sum()) for unit in order]
     ends = np.cumsum(tokens)
 
-    # As many as hold enough tokens: to fit on, and of these to take steps by.
+    # As many as hold enough tokens: to fit on, and of these to minimise the loss on.
     wanted = min(windows.n_tokens / 2, MOST_TOKENS)
     count = int(np.searchsorted(ends, wanted)) + 1
     count = min(max(count, 2), len(units) - 1)
-    by_steps = int(np.searchsorted(ends, 0.75 * ends[count - 1])) + 1
-    by_steps = min(by_steps, count - 1)
+    minimised = int(np.searchsorted(ends, 0.75 * ends[count - 1])) + 1
+    minimised = min(minimised, count - 1)
 
     def part(chosen: npt.NDArray[np.integer]) -> Windows:
         places = np.flatnonzero(np.isin(of_window, chosen)).tolist()
@@ -103,12 +103,12 @@ def divide(source: str, windows: Windows, multiple_of: int) -> Division:
         )
 
     is_fitted = np.isin(of_window, order[:count])
-    stops = np.isin(of_window[is_fitted], order[by_steps:count])
+    is_validation = np.isin(of_window[is_fitted], order[minimised:count])
     # All windows are sorted by length, and a part of them keeps its order.
     return Division(
         scored=part(order[count:]),
         fitted=part(order[:count]),
-        stopping=frozenset(np.flatnonzero(stops).tolist()),
+        validation=frozenset(np.flatnonzero(is_validation).tolist()),
         unit=clusters.unit,
         n_scored=len(units) - count,
         n_fitted=count,
@@ -120,7 +120,7 @@ class FitPass(Pass):
     """Fits the read-outs of an intervention."""
 
     row: AblationRow
-    stopping: frozenset[int]
+    validation: frozenset[int]
 
     @property
     def title(self) -> str:
@@ -131,7 +131,7 @@ class FitPass(Pass):
         return {
             "intervention": asdict(self.row.intervention),
             "fit": read_outs.FACTS,
-            "stopping": sorted(self.stopping),
+            "validation": sorted(self.validation),
         }
 
     def begin(self, module: DualPathModule, files: ExitStack) -> None:
@@ -170,7 +170,9 @@ class FitPass(Pass):
 
         with torch.autocast(head_VD.device.type, enabled=False):
             return read_outs.fit_all(
-                joined(places - self.stopping), joined(places & self.stopping), head_VD
+                joined(places - self.validation),
+                joined(places & self.validation),
+                head_VD,
             )
 
 
@@ -304,7 +306,7 @@ def depth_passes(
     for row in rows:
         change = row.intervention
         if change.halting is None:
-            fit = FitPass(source, division.fitted, row, division.stopping)
+            fit = FitPass(source, division.fitted, row, division.validation)
             passes += [fit, ReadOutPass(source, scored, row, fit=fit)]
         elif change.blind is None:
             exits[change.halting] = ExitPass(source, scored, row)

@@ -8,16 +8,19 @@ read-out mends the second alone. Of the head's input z,
     affine         z + M z + b    a map before the head, as of a tuned lens
                                   (arXiv 2303.08112)
 
-Both begin as the identity. L-BFGS with a strong Wolfe line search minimises the mean
-nats per token, convex in 1 / tau, M and b, over three quarters of the text; the loss of
-the last quarter says at which step to stop. So no read-out is worse than the identity
-on either part.
+Both begin as the identity. On three quarters of the text, L-BFGS with a strong Wolfe
+line search minimises the mean nats per token plus c / 2 times the squared distance of
+the numbers from the identity: a convex problem. c falls from `PENALTIES[0]`, each
+solution begins at the one before it, and the loss of the last quarter chooses c, or the
+identity. So no read-out is worse than the identity on either part.
 
 Shapes: N tokens, D model width, V vocabulary.
 """
 
 import copy
-from dataclasses import asdict, dataclass
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -28,16 +31,17 @@ from torch import nn
 from dualpath_cli.model.loss import NextTokenLoss
 from dualpath_cli.study.bench import Arrays
 
+PENALTIES = (0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0003, 0.0001)
+"""c; the first that is worse on the last quarter than the one before ends a fit."""
 MOST_STEPS = 50
-PATIENCE = 3
-"""Steps without a lower loss on the last quarter that end a fit."""
-LEAST_GAIN = 1e-5
-"""Nats per token by which a loss is lower."""
+"""Steps of L-BFGS for one penalty."""
+TOLERANCE = 1e-4
+"""Nats per token that the last step gains at most."""
 FACTS: dict[str, Any] = {
     "optimizer": "L-BFGS, strong Wolfe, from the identity",
+    "penalties": PENALTIES,
     "most_steps": MOST_STEPS,
-    "patience": PATIENCE,
-    "least_gain": LEAST_GAIN,
+    "tolerance": TOLERANCE,
 }
 """The facts on fits in a report."""
 
@@ -76,8 +80,9 @@ class Fit:
     """How a read-out was fitted; losses in nats per token of the text it is fitted
     on."""
 
-    steps: int  # those that are kept: the loss on the last quarter is lowest there
-    converged: bool  # whether that loss stopped falling within MOST_STEPS
+    penalty: float  # the chosen c; infinite for the identity
+    steps: int  # of L-BFGS for it
+    converged: bool  # whether the last of them gained at most `TOLERANCE`
     loss_before: float
     loss: float
 
@@ -97,55 +102,73 @@ class Text:
 
 
 def fit(
-    read_out: nn.Module, fitted: Text, stopping: Text, head_VD: torch.Tensor
+    read_out: nn.Module, fitted: Text, validation: Text, head_VD: torch.Tensor
 ) -> Fit:
-    """Fits a read-out in place on one text, as long as it helps on the other."""
-    optimizer = torch.optim.LBFGS(
-        read_out.parameters(), max_iter=1, line_search_fn="strong_wolfe"
-    )
-
-    def loss() -> torch.Tensor:
-        optimizer.zero_grad()
-        mean: torch.Tensor = fitted.nats(read_out, head_VD) / len(fitted.targets)
-        mean.backward()
-        return mean
+    """Fits a read-out in place on one text, by the penalty that is best on the
+    other."""
 
     def nats(text: Text) -> float:
         with torch.no_grad():
             return float(text.nats(read_out, head_VD))
 
-    fitted_before = nats(fitted)
-    stopping_before = nats(stopping)
-    lowest = stopping_before
+    tokens = len(fitted.targets) + len(validation.targets)
+    lowest = nats(validation)
+    before = (nats(fitted) + lowest) / tokens
+    identity = [value.detach().clone() for value in read_out.parameters()]
     kept = copy.deepcopy(read_out.state_dict())
-    kept_step = 0
-    converged = False
-    for step in range(1, MOST_STEPS + 1):
-        with torch.enable_grad():
-            optimizer.step(loss)
-        now = nats(stopping)
-        if now < lowest - LEAST_GAIN * len(stopping.targets):
-            lowest = now
-            kept = copy.deepcopy(read_out.state_dict())
-            kept_step = step
-        elif step - kept_step >= PATIENCE:
-            converged = True
+    chosen = (math.inf, 0, True)
+    for penalty in PENALTIES:
+        steps = _solve(read_out, fitted, head_VD, identity, penalty)
+        loss = nats(validation)
+        if not loss < lowest:
             break
+        lowest = loss
+        kept = copy.deepcopy(read_out.state_dict())
+        chosen = (penalty, steps, steps < MOST_STEPS)
 
     read_out.load_state_dict(kept)
-    tokens = len(fitted.targets) + len(stopping.targets)
-    before = (fitted_before + stopping_before) / tokens
-    after = (nats(fitted) + nats(stopping)) / tokens
-    return Fit(kept_step, converged, before, after)
+    after = (nats(fitted) + nats(validation)) / tokens
+    return Fit(*chosen, before, after)
 
 
-def fit_all(fitted: Text, stopping: Text, head_VD: torch.Tensor) -> Arrays:
+def _solve(
+    read_out: nn.Module,
+    text: Text,
+    head_VD: torch.Tensor,
+    identity: Sequence[torch.Tensor],
+    penalty: float,
+) -> int:
+    """Minimises the penalised loss in place; returns the steps of L-BFGS."""
+    optimizer = torch.optim.LBFGS(
+        read_out.parameters(),
+        max_iter=MOST_STEPS,
+        max_eval=10 * MOST_STEPS,
+        tolerance_change=TOLERANCE,
+        line_search_fn="strong_wolfe",
+    )
+
+    def loss() -> torch.Tensor:
+        optimizer.zero_grad()
+        mean = text.nats(read_out, head_VD) / len(text.targets)
+        for value, start in zip(read_out.parameters(), identity, strict=True):
+            mean = mean + penalty / 2 * (value - start).square().sum()
+        mean.backward()
+        return mean
+
+    with torch.enable_grad():
+        optimizer.step(loss)
+    (state,) = optimizer.state.values()
+    steps: int = state["n_iter"]
+    return steps
+
+
+def fit_all(fitted: Text, validation: Text, head_VD: torch.Tensor) -> Arrays:
     """Fits each read-out; returns its numbers and those of its `Fit`, by name."""
     d_model = fitted.states.shape[-1]
     arrays = {}
     for name, kind in READ_OUTS.items():
         read_out = kind(d_model).to(head_VD.device)
-        found = fit(read_out, fitted, stopping, head_VD)
+        found = fit(read_out, fitted, validation, head_VD)
         for key, value in read_out.state_dict().items():
             arrays[f"{name}.{key}"] = value.cpu().numpy()
         for key, fact in asdict(found).items():
@@ -169,10 +192,12 @@ def facts_of(arrays: Arrays) -> dict[str, dict[str, Any]]:
     """The `Fit` of each read-out, and the temperature, for a report."""
     facts: dict[str, dict[str, Any]] = {}
     for name in READ_OUTS:
-        facts[name] = {
-            key: arrays[f"{name}.{key}"].item()
-            for key in ("steps", "converged", "loss_before", "loss")
+        fact = {
+            field.name: arrays[f"{name}.{field.name}"].item() for field in fields(Fit)
         }
+        # JSON has no infinity.
+        is_identity = math.isinf(fact["penalty"])
+        facts[name] = fact | {"penalty": None if is_identity else fact["penalty"]}
     inverse = arrays["temperature.inverse"].item()
     facts["temperature"]["temperature"] = 1 / inverse
     return facts
