@@ -101,12 +101,11 @@ def _plot_differences(
     line: Sequence[Result],
     color: str,
     name: str,
-    linestyle: str = "-",
+    **style: Any,
 ) -> None:
     y = [result.difference for result in line]
-    ax.plot(
-        x, y, color=color, marker="o", markersize=4, label=name, linestyle=linestyle
-    )
+    marked = {"marker": "o", "markersize": 4, **style}
+    ax.plot(x, y, color=color, label=name, **marked)
 
 
 def _mark_trained(ax: Axes, symbol: str, trained: int) -> None:
@@ -208,13 +207,20 @@ def _depth(results: Sequence[Result]) -> Figure | None:
     figure, axes = panels(1.2 + 3.4 * len(sources), 4.2, 1, len(sources), sharey=True)
     for ax, source in zip(axes[0], sources, strict=True):
         own = [result for result in depth if result.source == source]
-        for curves, color in zip(CURVES, SOURCES, strict=True):
+        for number, curves in enumerate(CURVES):
+            # Curves that coincide are seen below narrower ones.
+            width = 4 - number / 2
             for curve in curves:
                 line = curve.of(own)
-                if len(line) > 1:
-                    x = [result.passes for result in line]
-                    style = "-" if curve.read_out == AS_TRAINED else "--"
-                    _plot_differences(ax, x, line, color, curve.name, style)
+                if len(line) < 2:
+                    continue
+                x = [result.passes for result in line]
+                style = {
+                    "linestyle": "-" if curve.read_out == AS_TRAINED else ":",
+                    "linewidth": width,
+                    "markersize": 2 + width,
+                }
+                _plot_differences(ax, x, line, SOURCES[number], curve.name, **style)
 
         ax.set(title=source, xlabel="sublayers that a token passes in a layer")
         _finish(ax)

@@ -140,7 +140,8 @@ def losses_by_hand(
     windows, numbers = document_windows(documents, tokenizer, SEQ_LEN)
     division = divide("text", Windows(windows, numbers), 1)
 
-    (fit,) = [
+    # K=1 and held=1 are the same model, with equal fits.
+    fit, *_ = [
         arrays
         for path in (folder / "scores").glob("text-*.npz")
         if "affine.matrix" in (arrays := read_arrays(path))
@@ -256,8 +257,8 @@ def test_a_core_is_held_and_exits_beside_schedules(studied, texts):
 
 
 def test_loops_that_do_nothing_cost_nothing_and_leave_nothing_to_repair(studied, texts):
-    """With gains of 0 each step is the identity."""
-    still = {"model": {"gain_init": -1000.0}}
+    """With gains of 1e-13 each step is the identity in float32."""
+    still = {"model": {"gain_init": -30.0}}
     of_run = studied("ablate", *words_of(texts), **still)
     report = json.loads((of_run.folder / "ablations.json").read_text())
     for name, row in by_name(report).items():
