@@ -57,15 +57,8 @@ def forward(
             needs the whole text, or if the cache was begun under another intervention;
             and for a blind exit without a schedule.
     """
-    if intervention is not None and intervention.blind and schedule is None:
-        raise ValueError(
-            f"{intervention.name}: schedule must say how many steps each token takes"
-        )
-
-    if intervention is not None and intervention.needs_whole_text and cache is not None:
-        raise ValueError(
-            f"{intervention.name}: needs the whole sequence, without a cache"
-        )
+    if intervention is not None:
+        _check(intervention, cache, schedule)
 
     if intervention is not None and intervention.kv_slots is not None and cache is None:
         return _token_by_token(
@@ -102,6 +95,21 @@ def forward(
         ),
     )
     return logits
+
+
+def _check(
+    intervention: Intervention, cache: Cache | None, schedule: Schedule | None
+) -> None:
+    """Raises ValueError for an intervention that a pass cannot carry out."""
+    if intervention.blind and schedule is None:
+        raise ValueError(
+            f"{intervention.name}: schedule must say how many steps each token takes"
+        )
+
+    if intervention.needs_whole_text and cache is not None:
+        raise ValueError(
+            f"{intervention.name}: needs the whole sequence, without a cache"
+        )
 
 
 @torch.no_grad()

@@ -274,22 +274,9 @@ class Intervention:
                 f"{config.n_layers - 1}"
             )
 
-        if self.core_loops is not None:
-            if config.core is None:
-                return "the model has no core to repeat"
-            learns = {
-                "router to weigh more": config.core_combination == "router",
-                "injection for more": config.injection == "linear",
-            }
-            for part, needed in learns.items():
-                if needed and config.core_loops == 1 < self.core_loops:
-                    return f"the core was trained once, so it has no {part}"
-
-        if self.core_held is not None:
-            if config.core is None:
-                return "the model has no core to repeat"
-            if self.core_held >= config.core_loops:
-                return f"the core is repeated {config.core_loops} times: hold it before"
+        problem = self._problem_of_core(config)
+        if problem:
+            return problem
 
         numbers = self.layers or range(config.n_layers)
         kinds = {config.block_kinds[number] for number in numbers}
@@ -333,6 +320,25 @@ class Intervention:
                 f"combination {config.combination} has no step_probability, so there "
                 "is no remaining mass for a threshold"
             )
+        return None
+
+    def _problem_of_core(self, config: ModelConfig) -> str | None:
+        forced = self.core_loops or self.core_held
+        if forced is None:
+            return None
+        if config.core is None:
+            return "the model has no core to repeat"
+
+        if self.core_held is not None and self.core_held >= config.core_loops:
+            return f"the core is repeated {config.core_loops} times: hold it before"
+
+        learns = {
+            "router to weigh more": config.core_combination == "router",
+            "injection for more": config.injection == "linear",
+        }
+        for part, needed in learns.items():
+            if needed and config.core_loops == 1 < forced:
+                return f"the core was trained once, so it has no {part}"
         return None
 
     def _problem_of_loops(

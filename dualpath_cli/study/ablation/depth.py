@@ -40,8 +40,8 @@ SEED = 0
 MOST_TOKENS = 2**13
 """Tokens that read-outs are fitted on at most: half of a source that has fewer than
 twice as many."""
-LEAST_UNITS = 3
-"""Documents or windows of a source: one to score, and two to fit on."""
+LEAST_UNITS = 2
+"""Documents or windows of a source."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,6 @@ class Division:
 
     scored: Windows
     fitted: Windows
-    # places in `fitted` of the windows that choose the penalty, a quarter of its tokens
-    validation: frozenset[int]
     unit: str  # `documents` or `windows`
     n_scored: int  # documents or windows
     n_fitted: int
@@ -86,12 +84,9 @@ def divide(source: str, windows: Windows, multiple_of: int) -> Division:
     tokens = [int(windows.tokens[of_window == unit].sum()) for unit in order]
     ends = np.cumsum(tokens)
 
-    # As many as hold enough tokens: to fit on, and of these to minimise the loss on.
     wanted = min(windows.n_tokens / 2, MOST_TOKENS)
     count = int(np.searchsorted(ends, wanted)) + 1
-    count = min(max(count, 2), len(units) - 1)
-    minimised = int(np.searchsorted(ends, 0.75 * ends[count - 1])) + 1
-    minimised = min(minimised, count - 1)
+    count = min(count, len(units) - 1)
 
     def part(chosen: npt.NDArray[np.integer]) -> Windows:
         places = np.flatnonzero(np.isin(of_window, chosen)).tolist()
@@ -102,13 +97,9 @@ def divide(source: str, windows: Windows, multiple_of: int) -> Division:
             multiple_of,
         )
 
-    is_fitted = np.isin(of_window, order[:count])
-    is_validation = np.isin(of_window[is_fitted], order[minimised:count])
-    # All windows are sorted by length, and a part of them keeps its order.
     return Division(
         scored=part(order[count:]),
         fitted=part(order[:count]),
-        validation=frozenset(np.flatnonzero(is_validation).tolist()),
         unit=clusters.unit,
         n_scored=len(units) - count,
         n_fitted=count,
@@ -120,7 +111,6 @@ class FitPass(Pass):
     """Fits the read-outs of an intervention."""
 
     row: AblationRow
-    validation: frozenset[int]
 
     @property
     def title(self) -> str:
@@ -131,7 +121,6 @@ class FitPass(Pass):
         return {
             "intervention": asdict(self.row.intervention),
             "fit": read_outs.FACTS,
-            "validation": sorted(self.validation),
         }
 
     def begin(self, module: DualPathModule, files: ExitStack) -> None:
@@ -154,26 +143,19 @@ class FitPass(Pass):
 
     def end(self) -> Arrays:
         """The numbers of the read-outs, and of their fits."""
-        text: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        of_places: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         for of_rank in from_all_ranks(self._text):
-            text |= of_rank
-        places = set(text)
+            of_places |= of_rank
+
+        in_order = [of_places[place] for place in sorted(of_places)]
+        states, targets = zip(*in_order, strict=True)
         head_VD = whole_head(self._model).float()
-
-        def joined(places: set[int]) -> read_outs.Text:
-            in_order = [text[place] for place in sorted(places)]
-            states, targets = zip(*in_order, strict=True)
-            device = head_VD.device
-            return read_outs.Text(
-                torch.cat(states).to(device), torch.cat(targets).to(device)
-            )
-
-        with torch.autocast(head_VD.device.type, enabled=False):
-            return read_outs.fit_all(
-                joined(places - self.validation),
-                joined(places & self.validation),
-                head_VD,
-            )
+        device = head_VD.device
+        text = read_outs.Text(
+            torch.cat(states).to(device), torch.cat(targets).to(device)
+        )
+        with torch.autocast(device.type, enabled=False):
+            return read_outs.fit_all(text, head_VD)
 
 
 @dataclass
@@ -306,7 +288,7 @@ def depth_passes(
     for row in rows:
         change = row.intervention
         if change.halting is None:
-            fit = FitPass(source, division.fitted, row, division.validation)
+            fit = FitPass(source, division.fitted, row)
             passes += [fit, ReadOutPass(source, scored, row, fit=fit)]
         elif change.blind is None:
             exits[change.halting] = ExitPass(source, scored, row)

@@ -58,7 +58,7 @@ def test_every_number_of_fewer_steps_is_forced_and_held_beside_exits():
 
 
 @given(
-    st.lists(st.integers(1, 400), min_size=3, max_size=60),
+    st.lists(st.integers(1, 400), min_size=2, max_size=60),
     st.integers(1, 5),
     st.booleans(),
 )
@@ -74,8 +74,6 @@ def test_documents_are_scored_or_fitted_on_and_never_both(
             documents.append(number)
     whole = Windows(windows, documents if has_documents else None, multiple_of)
     by_document = has_documents and len(lengths) >= 10
-    if not by_document and len(windows) < 3:
-        return
     division = divide("text", whole, multiple_of)
 
     parts = division.scored, division.fitted
@@ -84,15 +82,11 @@ def test_documents_are_scored_or_fitted_on_and_never_both(
     assert min(n_tokens) > 0
     texts = [[*map(bytes, part.windows[: part.n_filled])] for part in parts]
     assert sorted(texts[0] + texts[1]) == sorted(map(bytes, windows))
-    assert 0 < len(division.validation) < division.fitted.n_filled
     assert all(len(part.windows) % multiple_of == 0 for part in parts)
     if by_document:
         assert division.unit == "documents"
         numbers = [{int(w[0]) for w in part.windows[: part.n_filled]} for part in parts]
         assert not numbers[0] & numbers[1]
-        chosen = {int(division.fitted.windows[n][0]) for n in division.validation}
-        others = set(range(division.fitted.n_filled)) - division.validation
-        assert not chosen & {int(division.fitted.windows[n][0]) for n in others}
         assert (len(numbers[0]), len(numbers[1])) == (
             division.n_scored,
             division.n_fitted,
@@ -105,8 +99,6 @@ def test_no_more_is_fitted_on_than_needed_and_the_source_decides_on_what():
     division = divide("text", whole, 1)
     assert division.fitted.n_tokens == MOST_TOKENS
     assert division.scored.n_tokens == 64_000 - MOST_TOKENS
-    quarter = sum(division.fitted.tokens[n] for n in division.validation)
-    assert quarter == MOST_TOKENS / 4
 
     def fitted(source: str) -> set[int]:
         return {int(window[0]) for window in divide(source, whole, 1).fitted.windows}
