@@ -194,7 +194,9 @@ CURVES = [
     (Curve("blind: one for all tokens", "halting", blind="all"),),
     (Curve("blind: by position", "halting", blind="position"),),
 ]
-"""A colour each; with a fitted read-out dashed."""
+"""A colour each; with a fitted read-out dotted."""
+WIDTHS = (5, 2, 5, 2, 2, 1.5, 1.5)
+"""Of lines: held states may coincide with forced steps."""
 
 
 def _depth(results: Sequence[Result]) -> Figure | None:
@@ -207,9 +209,7 @@ def _depth(results: Sequence[Result]) -> Figure | None:
     figure, axes = panels(1.2 + 3.4 * len(sources), 4.2, 1, len(sources), sharey=True)
     for ax, source in zip(axes[0], sources, strict=True):
         own = [result for result in depth if result.source == source]
-        for number, curves in enumerate(CURVES):
-            # Curves that coincide are seen below narrower ones.
-            width = 4 - number / 2
+        for curves, color, width in zip(CURVES, SOURCES, WIDTHS, strict=True):
             for curve in curves:
                 line = curve.of(own)
                 if len(line) < 2:
@@ -220,7 +220,7 @@ def _depth(results: Sequence[Result]) -> Figure | None:
                     "linewidth": width,
                     "markersize": 2 + width,
                 }
-                _plot_differences(ax, x, line, SOURCES[number], curve.name, **style)
+                _plot_differences(ax, x, line, color, curve.name, **style)
 
         ax.set(title=source, xlabel="sublayers that a token passes in a layer")
         _finish(ax)

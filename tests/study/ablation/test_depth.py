@@ -254,9 +254,9 @@ def test_loops_that_do_nothing_cost_nothing_and_leave_nothing_to_repair(studied,
     of_run = studied("ablate", *words_of(texts), **still)
     report = json.loads((of_run.folder / "ablations.json").read_text())
     for name, row in by_name(report).items():
-        assert abs(row["difference"]) < 1e-6, name
+        assert abs(row["difference"]) < 1e-5, name
         assert row["repaired"] is None, name
-        assert abs(row["over_exit"] or 0) < 1e-6, name
+        assert abs(row["over_exit"] or 0) < 1e-5, name
 
 
 def test_what_is_finished_is_not_fitted_or_scored_again(
