@@ -74,7 +74,7 @@ READ_OUTS: dict[str, type[Temperature | Affine]] = {
 
 
 @dataclass(frozen=True)
-class Fit:
+class ReadOutFit:
     """How a read-out was fitted; losses in nats per token of the text it is fitted
     on."""
 
@@ -98,7 +98,9 @@ class Text:
         return nll_BN.sum()
 
 
-def fit(read_out: Temperature | Affine, text: Text, head_VD: torch.Tensor) -> Fit:
+def fit(
+    read_out: Temperature | Affine, text: Text, head_VD: torch.Tensor
+) -> ReadOutFit:
     """Fits a read-out in place."""
     tokens = len(text.targets)
     penalty = read_out.inputs / tokens
@@ -128,11 +130,11 @@ def fit(read_out: Temperature | Affine, text: Text, head_VD: torch.Tensor) -> Fi
         optimizer.step(loss)
     (state,) = optimizer.state.values()
     steps: int = state["n_iter"]
-    return Fit(steps, steps < MOST_STEPS, before, nats_per_token())
+    return ReadOutFit(steps, steps < MOST_STEPS, before, nats_per_token())
 
 
 def fit_all(text: Text, head_VD: torch.Tensor) -> Arrays:
-    """Fits each read-out; returns its numbers and those of its `Fit`, by name."""
+    """Fits each read-out; returns its numbers and those of its `ReadOutFit`, by name."""
     d_model = text.states.shape[-1]
     arrays = {}
     for name, kind in READ_OUTS.items():
@@ -158,11 +160,12 @@ def read_outs_of(arrays: Arrays, device: torch.device) -> dict[str, nn.Module]:
 
 
 def facts_of(arrays: Arrays) -> dict[str, dict[str, Any]]:
-    """The `Fit` of each read-out, and the temperature, for a report."""
+    """The `ReadOutFit` of each read-out, and the temperature, for a report."""
     facts: dict[str, dict[str, Any]] = {}
     for name in READ_OUTS:
         facts[name] = {
-            field.name: arrays[f"{name}.{field.name}"].item() for field in fields(Fit)
+            field.name: arrays[f"{name}.{field.name}"].item()
+            for field in fields(ReadOutFit)
         }
     inverse = arrays["temperature.inverse"].item()
     facts["temperature"]["temperature"] = 1 / inverse
