@@ -134,7 +134,7 @@ def fit(
 
 
 def fit_all(text: Text, head_VD: torch.Tensor) -> Arrays:
-    """Fits each read-out; returns its numbers and those of its `ReadOutFit`, by name."""
+    """Fits each read-out; returns its numbers, and facts of the fit, by name."""
     d_model = text.states.shape[-1]
     arrays = {}
     for name, kind in READ_OUTS.items():
