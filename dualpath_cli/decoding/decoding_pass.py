@@ -13,7 +13,12 @@ import torch
 from torch import nn
 
 from dualpath_cli.decoding.cache import Cache, positions_in_cache
-from dualpath_cli.decoding.early_exit import DecodingLayerPass, leave_core_early
+from dualpath_cli.decoding.early_exit import (
+    DecodingLayerPass,
+    Exit,
+    Schedule,
+    leave_core_early,
+)
 from dualpath_cli.model.core import Core
 from dualpath_cli.model.language_model import DualPathLM
 from dualpath_cli.model.layer_pass import CorePass, LayerPass, ModelPass, Repeat
@@ -33,6 +38,7 @@ def forward(
     trace: RoutingTrace | None = None,
     intervention: Intervention | None = None,
     token_mask: torch.Tensor | None = None,
+    schedule: Schedule | None = None,
     embeds: torch.Tensor | None = None,
     head: bool = True,
 ) -> torch.Tensor:
@@ -43,16 +49,16 @@ def forward(
     padding nor count it in their positions; its outputs are meaningless, and
     interventions apply to it only if `token_mask` includes it. With a `cache` the
     tokens follow tokens of earlier passes. `Intervention.kv_slots` without a cache
-    means one pass for each token, without gradients.
+    means one pass for each token, without gradients. `schedule` is that of
+    `Intervention.blind`.
 
     Raises:
         ValueError: as in the model's `forward`; also for a cache if the intervention
-            needs the whole text, or if the cache was begun under another intervention.
+            needs the whole text, or if the cache was begun under another intervention;
+            and for a blind exit without a schedule.
     """
-    if intervention is not None and intervention.needs_whole_text and cache is not None:
-        raise ValueError(
-            f"{intervention.name}: needs the whole sequence, without a cache"
-        )
+    if intervention is not None:
+        _check(intervention, cache, schedule)
 
     if intervention is not None and intervention.kv_slots is not None and cache is None:
         return _token_by_token(
@@ -82,10 +88,28 @@ def forward(
         embeds=embeds,
         head=head,
         model_pass=DecodingPass(
-            intervention=intervention, cache=cache, attention_mask=attention_mask
+            intervention=intervention,
+            cache=cache,
+            attention_mask=attention_mask,
+            schedule=schedule,
         ),
     )
     return logits
+
+
+def _check(
+    intervention: Intervention, cache: Cache | None, schedule: Schedule | None
+) -> None:
+    """Raises ValueError for an intervention that a pass cannot carry out."""
+    if intervention.blind and schedule is None:
+        raise ValueError(
+            f"{intervention.name}: schedule must say how many steps each token takes"
+        )
+
+    if intervention.needs_whole_text and cache is not None:
+        raise ValueError(
+            f"{intervention.name}: needs the whole sequence, without a cache"
+        )
 
 
 @torch.no_grad()
@@ -137,6 +161,7 @@ class DecodingPass(ModelPass):
     # False at padding, (B, T); None: no padding
     attention_mask: torch.Tensor | None = None
     fixed: Positions | None = None  # replace the positions after the cache
+    schedule: Schedule | None = None  # of a blind exit
 
     leaves_out = True
 
@@ -157,7 +182,10 @@ class DecodingPass(ModelPass):
     def layer(self, number: int, repetition: int, plain: LayerPass) -> LayerPass:
         """A pass with the layer's part of the cache."""
         cache = None if self.cache is None else self.cache.at(number, repetition)
-        return DecodingLayerPass(**vars(plain), cache=cache)
+        planned = None
+        if self.schedule is not None:
+            planned = self.schedule.layers.get((number, repetition))
+        return DecodingLayerPass(**vars(plain), cache=cache, planned=planned)
 
     def run_core(
         self, core: nn.Module, e_BTD: torch.Tensor, repeat: Repeat, here: CorePass
@@ -166,4 +194,8 @@ class DecodingPass(ModelPass):
         assert isinstance(core, Core)
         if here.halting is None or not core.config.routes_core:
             return super().run_core(core, e_BTD, repeat, here)
-        return leave_core_early(core, e_BTD, repeat, here, self.cache is not None)
+
+        planned_BT = None if self.schedule is None else self.schedule.core
+        exit_ = Exit(here.halting, planned_BT)
+        cached = self.cache is not None
+        return leave_core_early(core, e_BTD, repeat, here, exit_, cached)

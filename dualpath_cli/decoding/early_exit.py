@@ -1,13 +1,14 @@
 """A layer of a decoding pass: a cache, and tokens that leave steps or paths out.
 
-A token may halt in a deep path or in a routed core (`Intervention.halting`), or skip a
-path (`Intervention.skip`).
+A token may halt in a deep path or in a routed core (`Intervention.halting`), by the
+mass that remains or as a schedule says (`Intervention.blind`), or skip a path
+(`Intervention.skip`).
 
 Shapes: B batch, T positions, S positions including earlier passes, D model width, R
 some rows of the batch, K loops.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,6 +32,32 @@ from dualpath_cli.model.positions import Positions
 from dualpath_cli.model.sublayer import Scales, Sublayer
 
 
+@dataclass(frozen=True)
+class Schedule:
+    """How many steps each token takes, from 1, int64 (B, T) each."""
+
+    layers: Mapping[tuple[int, int], torch.Tensor]
+    """By application: layer and repetition of the core, both from 0."""
+    core: torch.Tensor | None = None
+    """Repetitions of a routed core."""
+
+
+@dataclass(frozen=True)
+class Exit:
+    """The step after which a token stops."""
+
+    threshold: float
+    """The remaining mass at or below which a token stops."""
+    planned: torch.Tensor | None = None
+    """The last step of each token, (B, T), instead of the threshold's choice."""
+
+    def goes_on(self, k: int, left_BT1: torch.Tensor) -> torch.Tensor:
+        """Whether tokens go on after step k, (B, T, 1), which leaves them this mass."""
+        if self.planned is None:
+            return left_BT1 > self.threshold
+        return self.planned[..., None] > k
+
+
 def leave_early(
     path: DeepPath,
     layer: "DecodingLayerPass",
@@ -49,8 +76,7 @@ def leave_early(
     # passes each step is computed for all tokens, with a cache also after every token
     # has stopped: a later token may run more steps, and needs their keys and values.
     by_rows = layer.rows_separable(x_BTD)
-    # A token stops once at most this mass remains; None: no token stops.
-    threshold = layer.halting_in(path)
+    exit_ = layer.exit_of(path)  # None: no token stops
 
     shared = path.shared_keys_and_values(x_BTD, layer)
     active_BT1 = torch.ones_like(x_BTD[..., :1], dtype=torch.bool)
@@ -79,13 +105,13 @@ def leave_early(
         if k == loops:
             break
 
-        if threshold is not None:
+        if exit_ is not None:
             router: Any = path.router
             with torch.autocast(h_BTD.device.type, enabled=False):
                 q_BT1 = router.step_probability(h_BTD.to(path.gains.dtype), step_index)
             before_BT1 = active_BT1
             weights[-1], remaining_BT1, active_BT1 = _after_step(
-                q_BT1, remaining_BT1, active_BT1, threshold
+                k, q_BT1, remaining_BT1, active_BT1, exit_
             )
             if by_rows:
                 stops_BT1 = before_BT1 & ~active_BT1
@@ -98,7 +124,7 @@ def leave_early(
             weights[-1] = weights[-1] + remaining_BT1  # of tokens that do not count
             break
 
-    if threshold is None:
+    if exit_ is None:
         weights = _weights_of_awake(path, states, step_indices, taken[0])
     if layer.trace is not None:
         layer.trace.record_steps(x_BTD, states, weights, loops, taken)
@@ -106,7 +132,12 @@ def leave_early(
 
 
 def leave_core_early(
-    core: Core, e_BTD: torch.Tensor, repeat: Repeat, here: CorePass, cached: bool
+    core: Core,
+    e_BTD: torch.Tensor,
+    repeat: Repeat,
+    here: CorePass,
+    exit_: Exit,
+    cached: bool,
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """Runs the core with per-token early exit; returns output and states, (B, T, D).
 
@@ -114,7 +145,6 @@ def leave_core_early(
     repetition gets the remaining mass. With a cache all repetitions run: a later token
     may take more, and needs the keys and values.
     """
-    assert here.halting is not None
     step_indices = core.step_indices(here.loops)
     loops = len(step_indices)
 
@@ -140,7 +170,7 @@ def leave_core_early(
             h_BTD = x_BTD.to(core.router.weight.dtype)
             q_BT1 = core.router.step_probability(h_BTD, step_index)
         weights[-1], remaining_BT1, active_BT1 = _after_step(
-            q_BT1, remaining_BT1, active_BT1, here.halting
+            r, q_BT1, remaining_BT1, active_BT1, exit_
         )
 
         counted_BT1 = active_BT1  # the tokens that keep the loop running
@@ -156,18 +186,19 @@ def leave_core_early(
 
 
 def _after_step(
+    k: int,
     q_BT1: torch.Tensor,
     remaining_BT1: torch.Tensor,
     active_BT1: torch.Tensor,
-    threshold: float,
+    exit_: Exit,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """A step's weight ``pi_k q_k``, the mass ``pi_{k+1}`` that it leaves, and the
+    """The weight ``pi_k q_k`` of step k, the mass ``pi_{k+1}`` that it leaves, and the
     tokens that go on, (B, T, 1) each.
 
-    A token stops where at most `threshold` is left, and its step takes all the mass.
+    The last step of a token takes all the mass.
     """
     left_BT1 = remaining_BT1 * (1 - q_BT1)
-    goes_on_BT1 = active_BT1 & (left_BT1 > threshold)
+    goes_on_BT1 = active_BT1 & exit_.goes_on(k, left_BT1)
     weight_BT1 = torch.where(goes_on_BT1, remaining_BT1 * q_BT1, remaining_BT1)
     left_BT1 = torch.where(goes_on_BT1, left_BT1, 0)
     return weight_BT1, left_BT1, goes_on_BT1
@@ -277,6 +308,8 @@ class DecodingLayerPass(LayerPass):
     cache."""
 
     cache: LayerCache | None = None
+    # steps of each token, instead of those that halting chooses, (B, T)
+    planned: torch.Tensor | None = None
 
     @property
     def writes(self) -> bool:
@@ -310,17 +343,19 @@ class DecodingLayerPass(LayerPass):
         """h_deep, (B, T, D); a token that takes no step gets x."""
         assert isinstance(path, DeepPath)
         awake_BT1 = self._awake(g_d)
-        if awake_BT1 is None and self.halting_in(path) is None:
+        if awake_BT1 is None and self.exit_of(path) is None:
             return super().run_deep(path, x_BTD)
 
         return leave_early(path, self, x_BTD, awake_BT1)
 
-    def halting_in(self, path: DeepPath) -> float | None:
-        """The threshold for tokens of a deep path; None if no token stops, as where no
-        router weighs steps."""
+    def exit_of(self, path: DeepPath) -> Exit | None:
+        """When tokens stop in a deep path; None if no token stops, as where no router
+        weighs steps."""
         if self.intervention is None or not path.config.routes_steps:
             return None
-        return self.intervention.halting
+
+        threshold = self.intervention.halting
+        return None if threshold is None else Exit(threshold, self.planned)
 
     def run_wide(
         self, path: nn.Module, x_BTD: torch.Tensor, g_w: torch.Tensor | None = None

@@ -9,7 +9,7 @@ parameters, `final` and `mean`, are in `DeepPath.step_weights`.
 Shapes: B batch, T positions, D model width, K loops.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import reduce
 
 import torch
@@ -71,6 +71,22 @@ def routed_weights(
     with torch.autocast(states[0].device.type, enabled=False):
         precise = [h_BTD.to(dtype) for h_BTD in states]
         return list(router(precise, step_indices))
+
+
+def with_held(
+    step_weights: Callable[..., list[torch.Tensor]],
+    states: list[torch.Tensor],
+    step_indices: Sequence[float],
+) -> list[torch.Tensor]:
+    """The weights of the last states, (B, T, 1) each, where the last one stays as it is
+    in the steps that follow: it takes their weights, too."""
+    held = len(step_indices) - len(states)
+    weights = step_weights(states + states[-1:] * held, step_indices)
+    if held == 0 or len(weights) == 1:
+        return weights
+
+    *before, last = weights[: len(states)]
+    return [*before, reduce(torch.add, weights[len(states) :], last)]
 
 
 def mixture(

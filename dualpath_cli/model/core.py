@@ -18,7 +18,12 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from dualpath_cli.model.combinations import StepRouter, mixture, routed_weights
+from dualpath_cli.model.combinations import (
+    StepRouter,
+    mixture,
+    routed_weights,
+    with_held,
+)
 from dualpath_cli.model.layer_pass import CorePass, Repeat
 from dualpath_cli.spec.config import ModelConfig
 
@@ -47,14 +52,14 @@ class Core(nn.Module):
 
         x_BTD = e_BTD  # x_0
         states = []
-        for r in range(1, loops + 1):
+        for r in range(1, here.moving(loops) + 1):
             if r > 1:
                 x_BTD = self.injected(x_BTD, e_BTD)
             x_BTD = repeat(x_BTD, r - 1, None)
             x_BTD = here.constant(x_BTD, r, loops)
             states.append(x_BTD)
 
-        weights = self.step_weights(states, step_indices)
+        weights = with_held(self.step_weights, states, step_indices)
         if here.trace is not None:
             here.trace.record_steps(e_BTD, states, weights, loops)
         return mixture(weights, states).to(e_BTD.dtype), states

@@ -13,7 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dualpath_cli.model.combinations import learned_combination, mixture, routed_weights
+from dualpath_cli.model.combinations import (
+    learned_combination,
+    mixture,
+    routed_weights,
+    with_held,
+)
 from dualpath_cli.model.layer_pass import KeyValuePair, LayerPass
 from dualpath_cli.model.sublayer import Scales, Sublayer, SwiGLU
 from dualpath_cli.spec.config import LayerConfig
@@ -51,12 +56,12 @@ class DeepPath(nn.Module):
 
         h_BTD = x_BTD  # h_0
         states = []
-        for k in range(1, loops + 1):
+        for k in range(1, layer.moving(loops) + 1):
             h_BTD = self.next_state(h_BTD, k, layer, shared)  # Eq. 2
             h_BTD = layer.constant(h_BTD, k, loops)
             states.append(h_BTD)
 
-        weights = self.step_weights(states, step_indices)
+        weights = with_held(self.step_weights, states, step_indices)
         layer.record_steps(x_BTD, states, weights, loops)
         return mixture(weights, states)  # Eq. 3
 

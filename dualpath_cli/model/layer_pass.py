@@ -151,6 +151,11 @@ class LayerPass:
         """The forced number of loops; None: the trained number."""
         return None if self.intervention is None else self.intervention.loops
 
+    def moving(self, loops: int) -> int:
+        """The steps of `loops` that move the state; later ones hold it."""
+        held = None if self.intervention is None else self.intervention.held
+        return loops if held is None else min(held, loops)
+
     @property
     def writes(self) -> bool:
         """Whether the layer records anything, and so must not be recomputed."""
@@ -242,6 +247,8 @@ class CorePass:
 
     loops: int | None = None
     """The forced number of repetitions; None: the trained number."""
+    held: int | None = None
+    """See `Intervention.core_held`."""
     backprop_loops: int | None = None
     """The last repetitions that get gradients; None: all."""
     halting: float | None = None
@@ -250,6 +257,10 @@ class CorePass:
     """Records the repetitions, as the steps of a deep path."""
     token_mask: torch.Tensor | None = None
     """False at tokens that do not keep the loop running, (B, T)."""
+
+    def moving(self, loops: int) -> int:
+        """The repetitions of `loops` that move the state; later ones hold it."""
+        return loops if self.held is None else min(self.held, loops)
 
     def constant(self, h_BTD: torch.Tensor, r: int, loops: int) -> torch.Tensor:
         """The state after repetition r of `loops`, see `without_gradient`."""
@@ -352,6 +363,7 @@ class LayerPasses:
         of_core = change is not None and all(map(change.within, core))
         return CorePass(
             None if change is None else change.core_loops,
+            None if change is None else change.core_held,
             self.model_pass.backprop_loops,
             change.halting if change is not None and of_core else None,
             None if self.trace is None else self.trace.begin_core(),

@@ -126,12 +126,13 @@ class LayerTrace:
 
         `weights` (B, T, 1) are of the last states; all other of the `loops` steps get
         weight 0. `active` marks the tokens that took each step, (B, T, 1); None: all
-        took every step.
+        took those that were run.
         """
         self.loops_run = len(states)
         if active is None:
             x_BT = states[0][..., 0]
-            self.steps_taken = torch.full_like(x_BT, loops, dtype=torch.long)
+            taken = self.loops_run
+            self.steps_taken = torch.full_like(x_BT, taken, dtype=torch.long)
         else:
             active_BTK = torch.cat(active, dim=-1)
             self.steps_taken = active_BTK.sum(-1)

@@ -18,6 +18,8 @@ LEARNED = "learned"
 MOST_LOOPS = 100  # of a list of loops to force
 SHUFFLED: Literal["shuffled"] = "shuffled"
 RANDOM: Literal["random"] = "random"
+Blind = Literal["all", "position"]
+"""One schedule for all tokens, or one by position."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,12 @@ class Intervention:
     core_loops: int | None = None
     """R', the repetitions of the core instead of the trained R; beyond R, the gains of
     the last one repeat."""
+    held: int | None = None
+    """Steps of every deep path, after which the state stays as it is while the router
+    goes on through the trained K. Deep paths with fewer steps are unchanged."""
+    core_held: int | None = None
+    """Repetitions of the core, after which the state stays as it is while the core's
+    router goes on through the trained R."""
     gates: tuple[float, float] | Literal["shuffled"] | None = None
     """(g_d, g_w) of every token in every dual block; or `shuffled`: the learned values
     of g_d, and independently those of g_w, permuted over the positions of each
@@ -51,6 +59,10 @@ class Intervention:
     """Threshold: a token stops after the first step, or repetition of a routed core,
     that leaves this mass or less. The step takes the remaining mass, and later steps of
     other tokens see the state that the token stopped at."""
+    blind: Blind | None = None
+    """A schedule, given by `schedule`, instead of the choice by remaining mass: how
+    many steps each token takes does not depend on the text. Its name says whether the
+    schedule knows a token's position."""
     skip: float | None = None
     """Gate below which a token skips a path of a dual block: h_deep or h_wide is then
     the block's input x, as if the path added nothing, and later tokens see x in all
@@ -67,15 +79,12 @@ class Intervention:
     overridden."""
 
     def __post_init__(self) -> None:
-        if self.loops is not None and not _is_whole(self.loops, 1):
-            raise ValueError(
-                f"loops must be a whole number from 1 on, not {self.loops!r}"
-            )
-
-        if self.core_loops is not None and not _is_whole(self.core_loops, 1):
-            raise ValueError(
-                f"core_loops must be a whole number from 1 on, not {self.core_loops!r}"
-            )
+        for name in _COUNTS:
+            count = getattr(self, name)
+            if count is not None and not _is_whole(count, 1):
+                raise ValueError(
+                    f"{name} must be a whole number from 1 on, not {count!r}"
+                )
 
         if self.gates is not None and self.gates != SHUFFLED:
             pair = isinstance(self.gates, tuple) and len(self.gates) == 2
@@ -93,21 +102,10 @@ class Intervention:
         if self.skip is not None and not _is_fraction(self.skip):
             raise ValueError(f"skip must be a number from 0 to 1, not {self.skip!r}")
 
-        if self.kv_slots is not None and not _is_whole(self.kv_slots, 1):
-            raise ValueError(
-                f"kv_slots must be a whole number from 1 on, not {self.kv_slots!r}"
-            )
-
         if self.experts not in (None, RANDOM) and not _is_whole(self.experts, 1):
             raise ValueError(
                 "experts must be a whole number from 1 on, or 'random', not "
                 f"{self.experts!r}"
-            )
-
-        if self.kv_slots is not None and self.needs_whole_text:
-            raise ValueError(
-                "kv_slots excludes shuffled gates and random experts, which need the "
-                "whole text"
             )
 
         if not _is_whole(self.seed, 0):
@@ -125,18 +123,30 @@ class Intervention:
 
     def _check_together(self) -> None:
         """Raises ValueError for fields that need others, or exclude them."""
-        if self.seed and not self.needs_whole_text:
+        draws = self.gates == SHUFFLED or self.experts == RANDOM
+        if self.kv_slots is not None and draws:
+            raise ValueError(
+                "kv_slots excludes shuffled gates and random experts, which need the "
+                "whole text"
+            )
+
+        if self.seed and not draws:
             raise ValueError(f"seed={self.seed} needs shuffled gates or random experts")
 
-        if self.layers is not None and self.core_loops is not None:
-            raise ValueError(
-                f"core_loops={self.core_loops} repeats all layers of the core: leave "
-                "layers out"
-            )
+        for name in ("core_loops", "core_held"):
+            count = getattr(self, name)
+            if self.layers is not None and count is not None:
+                raise ValueError(
+                    f"{name}={count} repeats all layers of the core: leave layers out"
+                )
+
+        self._check_exits()
 
         others = (
             self.loops,
             self.core_loops,
+            self.held,
+            self.core_held,
             self.experts,
             self.halting,
             self.skip,
@@ -156,6 +166,25 @@ class Intervention:
                 "else: all tokens share the loop"
             )
 
+    def _check_exits(self) -> None:
+        """Raises ValueError for a held state or a schedule beside what excludes it."""
+        # A held state keeps the trained number, and all tokens share it.
+        for name, forced in (("held", self.loops), ("core_held", self.core_loops)):
+            count = getattr(self, name)
+            if count is None:
+                continue
+            if forced is not None:
+                raise ValueError(f"{name}={count} keeps the trained number of steps")
+            if self.leaves_out:
+                raise ValueError(f"{name}={count} excludes halting, skip and kv_slots")
+
+        if self.blind is not None and self.halting is None:
+            raise ValueError(
+                f"blind='{self.blind}' needs halting, whose mean depth it has"
+            )
+        if self.blind is not None and self.kv_slots is not None:
+            raise ValueError("blind schedules exclude kv_slots: they plan a whole text")
+
     @classmethod
     def of_loops(cls, model: ModelConfig, loops: int) -> "Intervention":
         """Forces what draws and schedules of loops vary: R with a core, else K."""
@@ -167,14 +196,19 @@ class Intervention:
     def name(self) -> str:
         """A short name: `learned`, `K=3`, `R=2`, `gates=1,0`, `shuffled`, `shuffled:7`.
 
-        Also `experts=1`, `experts=random:7`, `halting=0.1`, `skip=0.2`, `kv_slots=1`;
-        layers and tokens follow: `gates=0,1 layers=0,2 tokens=arithmetic`.
+        Also `held=2`, `core_held=1`, `experts=1`, `experts=random:7`, `halting=0.1`,
+        `halting=0.1 blind=position`, `skip=0.2`, `kv_slots=1`; layers and tokens
+        follow: `gates=0,1 layers=0,2 tokens=arithmetic`.
         """
         parts = []
         if self.loops is not None:
             parts.append(f"K={self.loops}")
         if self.core_loops is not None:
             parts.append(f"R={self.core_loops}")
+        if self.held is not None:
+            parts.append(f"held={self.held}")
+        if self.core_held is not None:
+            parts.append(f"core_held={self.core_held}")
 
         seed = f":{self.seed}" if self.seed else ""
         if self.gates == SHUFFLED:
@@ -191,6 +225,8 @@ class Intervention:
 
         if self.halting is not None:
             parts.append(f"halting={self.halting:g}")
+        if self.blind is not None:
+            parts.append(f"blind={self.blind}")
         if self.skip is not None:
             parts.append(f"skip={self.skip:g}")
         if self.kv_slots is not None:
@@ -204,8 +240,10 @@ class Intervention:
 
     @property
     def needs_whole_text(self) -> bool:
-        """Whether its draws need all tokens of a text, which a cache does not have."""
-        return self.gates == SHUFFLED or self.experts == RANDOM
+        """Whether its draws or its schedule need all tokens of a text, which a cache
+        does not have."""
+        draws = self.gates == SHUFFLED or self.experts == RANDOM
+        return draws or self.blind is not None
 
     @property
     def leaves_out(self) -> bool:
@@ -220,10 +258,10 @@ class Intervention:
         """
         if self.layers is not None and layer not in self.layers:
             return None
-        if self.core_loops is None:
+        if self.core_loops is None and self.core_held is None:
             return self
 
-        own = replace(self, core_loops=None)
+        own = replace(self, core_loops=None, core_held=None)
         return None if own == Intervention() else own
 
     def problem(self, config: ModelConfig) -> str | None:
@@ -237,16 +275,9 @@ class Intervention:
                 f"{config.n_layers - 1}"
             )
 
-        if self.core_loops is not None:
-            if config.core is None:
-                return "the model has no core to repeat"
-            learns = {
-                "router to weigh more": config.core_combination == "router",
-                "injection for more": config.injection == "linear",
-            }
-            for part, needed in learns.items():
-                if needed and config.core_loops == 1 < self.core_loops:
-                    return f"the core was trained once, so it has no {part}"
+        problem = self._problem_of_core(config)
+        if problem:
+            return problem
 
         numbers = self.layers or range(config.n_layers)
         kinds = {config.block_kinds[number] for number in numbers}
@@ -267,10 +298,11 @@ class Intervention:
                     f"{self.experts}"
                 )
 
-        changes_loops = (self.loops, self.halting, self.kv_slots)
+        changes_loops = (self.loops, self.held, self.halting, self.kv_slots)
         _, core, _ = config.stretches
         if any(field is not None for field in changes_loops):
-            changes_core = self.loops is None and not set(core).isdisjoint(numbers)
+            of_deep_paths = self.loops is not None or self.held is not None
+            changes_core = not of_deep_paths and not set(core).isdisjoint(numbers)
             if kinds == {"wide"} and not changes_core:
                 hint = " of steps: R=2 forces repetitions of the core" if core else ""
                 return f"{place} has only wide blocks, so it has no loop{hint}"
@@ -291,6 +323,25 @@ class Intervention:
             )
         return None
 
+    def _problem_of_core(self, config: ModelConfig) -> str | None:
+        forced = self.core_loops or self.core_held
+        if forced is None:
+            return None
+        if config.core is None:
+            return "the model has no core to repeat"
+
+        if self.core_held is not None and self.core_held >= config.core_loops:
+            return f"the core is repeated {config.core_loops} times: hold it before"
+
+        learns = {
+            "router to weigh more": config.core_combination == "router",
+            "injection for more": config.injection == "linear",
+        }
+        for part, needed in learns.items():
+            if needed and config.core_loops == 1 < forced:
+                return f"the core was trained once, so it has no {part}"
+        return None
+
     def _problem_of_loops(
         self, config: ModelConfig, numbers: Sequence[int]
     ) -> str | None:
@@ -304,6 +355,10 @@ class Intervention:
             return (
                 f"{place} was trained with one loop, so it has no router to weigh more"
             )
+
+        most = max(loops.values(), default=1)
+        if self.held is not None and self.held >= most:
+            return f"the model's loops have {most} steps: hold before the last"
 
         if self.kv_slots is not None:
             most = self._most_kept(config, numbers)
@@ -326,6 +381,10 @@ class Intervention:
             if layer.block != "wide" and layer.step_kv == "own":
                 kept.append(self.loops or layer.loops)
         return max(kept)
+
+
+_COUNTS = ("loops", "core_loops", "held", "core_held", "kv_slots")
+"""Fields that are a whole number from 1 on."""
 
 
 def _is_whole(value: object, least: int) -> bool:
@@ -365,9 +424,7 @@ def parse_overrides(words: Sequence[str]) -> Intervention | None:
     try:
         change = Intervention(**fields) if fields else None
         # Limits of a command; from Python there are none.
-        most: dict[str, Range] = dict.fromkeys(
-            ("loops", "core_loops", "kv_slots"), (1, 1000)
-        )
+        most: dict[str, Range] = dict.fromkeys(_COUNTS, (1, 1000))
         most["seed"] = (0, (1 << 62) - 1)
         check_ranges(change or Intervention(), most)
     except ValueError as error:
@@ -398,9 +455,7 @@ def _parse_override(word: str) -> dict[str, Any]:
     return fields
 
 
-_TYPES: dict[str, type] = dict.fromkeys(
-    ("loops", "core_loops", "experts", "kv_slots", "layers", "seed"), int
-)
+_TYPES: dict[str, type] = dict.fromkeys((*_COUNTS, "experts", "layers", "seed"), int)
 _TYPES |= {"gates": float, "halting": float, "skip": float, "tokens": str}
 
 

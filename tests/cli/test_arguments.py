@@ -192,6 +192,9 @@ def interventions(draw: st.DrawFn) -> Intervention:
     """Any intervention, in any layers, or gates of a class of tokens."""
     names = draw(st.sets(st.sampled_from(sorted(FIELDS))))
     chosen = {name: draw(FIELDS[name]) for name in names}
+    excluding = {"loops", "halting", "skip", "kv_slots"}
+    if names.isdisjoint(excluding) and names != {"gates"} and draw(st.booleans()):
+        chosen["held"] = draw(st.integers(1, 9))
     if SHUFFLED in chosen.values() or RANDOM in chosen.values():
         chosen.pop("kv_slots", None)
         chosen["seed"] = draw(st.integers(0, 99))

@@ -182,6 +182,7 @@ def test_a_cache_goes_with_one_intervention_and_its_draft(first, draft, later, m
         {"loops": 5},
         {"gates": (0.2, 0.9)},
         {"gates": (0, 1), "layers": (1,)},
+        {"held": 2},
     ],
 )
 def test_interventions_are_the_same_with_a_cache(change):

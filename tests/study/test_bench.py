@@ -102,7 +102,7 @@ def by_one_and_two(
 )
 def test_two_processes_score_what_one_scores(strategy, run, tmp_path):
     # An odd number of windows: one process scores a batch of padding.
-    suites = ["--suite", "paper", "halting", "skip", "kv-slots"]
+    suites = ["--suite", "paper", "halting", "skip", "kv-slots", "depth"]
     words = [*suites, "--loops", "1,2,3", "--data.val_tokens", "130"]
     folders = by_one_and_two("ablate", run, words, strategy, tmp_path)
     one, two = (
@@ -110,11 +110,14 @@ def test_two_processes_score_what_one_scores(strategy, run, tmp_path):
     )
     assert one["sources"] == two["sources"]
     assert one["sources"]["held_out"]["sequences"] % 2 == 1
-    assert len(one["rows"]) == len(two["rows"]) == 9 + 8 + 6 + 2
+    of_depth = 3 * (1 + 2 * 2) + 3 * 6
+    assert len(one["rows"]) == len(two["rows"]) == 9 + 8 + 6 + 2 + of_depth
     for expected, row in zip(one["rows"], two["rows"], strict=True):
         assert row["intervention"] == expected["intervention"]
         for key in NUMBERS:
-            same = row[key] == pytest.approx(expected[key], abs=1e-6)
+            # A fit may end a step apart.
+            near = 1e-6 if row["read_out"] == "trained" else 1e-4
+            same = row[key] == pytest.approx(expected[key], abs=near)
             assert same, (row["intervention"], key)
     assert len({round(row["loss"], 5) for row in one["rows"]}) > 8
 

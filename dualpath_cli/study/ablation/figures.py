@@ -1,4 +1,4 @@
-"""The figures of an ablation: forced loops, layers, sublayers passed."""
+"""The figures of an ablation: forced loops, layers, sublayers passed, depth."""
 
 import math
 from collections.abc import Sequence
@@ -20,8 +20,8 @@ from dualpath_cli.report.figures import (
     save,
 )
 from dualpath_cli.spec.intervention import Intervention
-from dualpath_cli.study.ablation.options import BASELINE, SHORTER
-from dualpath_cli.study.ablation.scores import Result
+from dualpath_cli.study.ablation.options import BASELINE, DEPTH, SHORTER
+from dualpath_cli.study.ablation.scores import AS_TRAINED, Result
 from dualpath_cli.study.ablation.tables import by_layer, meaning_of
 
 DIFFERENCE = "loss minus that of the learned router (nats per token)"
@@ -44,6 +44,7 @@ def draw_figures(
         "forced_core_loops": _forced(results, FORCED_CORE_LOOPS, core_loops),
         "layers": _layers(results),
         "passes": _passes(results),
+        "depth": _depth(results),
     }
     return save(folder, figures)
 
@@ -72,8 +73,10 @@ def _forced(
     forced = []
     for result in results:
         count = count_of(result)
-        only_this: dict[str, Any] = {number.field: count}
-        if count and result.intervention == Intervention(**only_this):
+        only_this: dict[str, Any] = {number.field: count or None}
+        is_forced = count and result.intervention == Intervention(**only_this)
+        # The suite scores fewer documents.
+        if is_forced and result.suite != DEPTH:
             forced.append(result)
 
     counts = sorted({count_of(result) for result in forced})
@@ -105,9 +108,11 @@ def _plot_differences(
     line: Sequence[Result],
     color: str,
     name: str,
+    **style: Any,
 ) -> None:
     y = [result.difference for result in line]
-    ax.plot(x, y, color=color, marker="o", markersize=4, label=name)
+    marked = {"marker": "o", "markersize": 4, **style}
+    ax.plot(x, y, color=color, label=name, **marked)
 
 
 def _passes(results: Sequence[Result]) -> Figure | None:
@@ -138,6 +143,86 @@ def _passes(results: Sequence[Result]) -> Figure | None:
 
     axes[0, 0].set_ylabel(DIFFERENCE, fontsize=8)
     axes[0, 0].legend(frameon=False)
+    return figure
+
+
+class Curve(NamedTuple):
+    """A line of the figure `depth`."""
+
+    name: str
+    field: str  # of Intervention: what all but the learned router have
+    blind: str | None = None
+    read_out: str = AS_TRAINED
+
+    def of(self, results: Sequence[Result]) -> list[Result]:
+        """Its rows, by depth; the learned router is the deepest."""
+        rows = []
+        for result in results:
+            change = result.intervention
+            is_own = getattr(change, self.field) is not None
+            is_own = is_own and change.blind == self.blind
+            is_learned = change == Intervention()
+            if result.read_out == self.read_out and (is_own or is_learned):
+                rows.append(result)
+        return sorted(rows, key=lambda result: result.passes)
+
+
+CURVES = [
+    (
+        Curve("fewer steps, forced", "loops"),
+        Curve("fewer steps, forced; affine", "loops", read_out="affine"),
+    ),
+    (
+        Curve("fewer steps, held", "held"),
+        Curve("fewer steps, held; affine", "held", read_out="affine"),
+    ),
+    (
+        Curve("repetitions, forced", "core_loops"),
+        Curve("repetitions, forced; affine", "core_loops", read_out="affine"),
+    ),
+    (
+        Curve("repetitions, held", "core_held"),
+        Curve("repetitions, held; affine", "core_held", read_out="affine"),
+    ),
+    (Curve("exits", "halting"),),
+    (Curve("blind: one for all tokens", "halting", blind="all"),),
+    (Curve("blind: by position", "halting", blind="position"),),
+]
+"""A colour each; with a fitted read-out dotted."""
+WIDTHS = (5, 2, 5, 2, 2, 1.5, 1.5)
+"""Of lines: held states may coincide with forced steps."""
+
+
+def _depth(results: Sequence[Result]) -> Figure | None:
+    """Difference by depth: a panel a source, a line a way of taking fewer steps."""
+    depth = [result for result in results if result.suite == DEPTH]
+    if not depth:
+        return None
+
+    sources = list(dict.fromkeys(result.source for result in depth))
+    figure, axes = panels(1.2 + 3.4 * len(sources), 4.2, 1, len(sources), sharey=True)
+    for ax, source in zip(axes[0], sources, strict=True):
+        own = [result for result in depth if result.source == source]
+        for curves, color, width in zip(CURVES, SOURCES, WIDTHS, strict=True):
+            for curve in curves:
+                line = curve.of(own)
+                if len(line) < 2:
+                    continue
+                x = [result.passes for result in line]
+                style = {
+                    "linestyle": "-" if curve.read_out == AS_TRAINED else ":",
+                    "linewidth": width,
+                    "markersize": 2 + width,
+                }
+                _plot_differences(ax, x, line, color, curve.name, **style)
+
+        ax.set(title=source, xlabel="sublayers that a token passes in a layer")
+        _finish(ax)
+
+    # Differences of fitted read-outs are to the learned router's with its own.
+    axes[0, 0].set_ylabel(DIFFERENCE, fontsize=8)
+    names = axes[0, 0].get_legend_handles_labels()
+    figure.legend(*names, loc="outside lower center", ncols=3, frameon=False)
     return figure
 
 

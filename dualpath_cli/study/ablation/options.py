@@ -22,6 +22,10 @@ from dualpath_cli.study.parts_of_speech import (
 )
 from dualpath_cli.training.options import StudyOptions
 
+HALTING = (0.5, 0.3, 0.2, 0.1, 0.05, 0.02, 0.01, 0.001)
+"""Thresholds of remaining mass."""
+DEPTH_HALTING = HALTING[:6]
+"""Those beside which schedules are scored: below them nearly no token stops."""
 GATES = {
     (1.0, 0.0): "deep only",
     (0.0, 1.0): "wide only",
@@ -32,7 +36,18 @@ GATES = {
 
 REPORT = "ablations.json"
 """The file with all results, in the folder of results."""
-SUITES = ("paper", "token-classes", "layers", "experts", "halting", "skip", "kv-slots")
+DEPTH = "depth"
+"""The suite of fewer steps beside its controls, on some of the documents."""
+SUITES = (
+    "paper",
+    "token-classes",
+    "layers",
+    "experts",
+    "halting",
+    "skip",
+    "kv-slots",
+    DEPTH,
+)
 SHORTER = ("halting", "skip")
 """Suites whose rows leave steps or paths out."""
 BASELINE = "baseline"
@@ -69,7 +84,8 @@ class Ablate(StudyOptions):
     more of a token's best experts, and a random choice; halting: thresholds of
     remaining mass at which a token stops looping; skip: gates below which a token skips
     its loops or the wide path; kv-slots: fewer keys and values for the steps of a loop,
-    token by token."""
+    token by token; depth: fewer steps forced, and held, each also with a read-out
+    fitted on other documents, and exits beside schedules that are blind to the text."""
     loops: str = "1-10"
     """Forced loop counts of deep paths, such as 1-10 or 1,2,8."""
     seeds: int | None = None
@@ -161,16 +177,40 @@ def _rows_of_suite(
         case "experts":
             changes = _expert_changes(config, options.seeds or 1)
         case "halting":
-            masses = (0.5, 0.3, 0.2, 0.1, 0.05, 0.02, 0.01, 0.001)
-            changes = [Intervention(halting=mass) for mass in masses]
+            changes = [Intervention(halting=mass) for mass in HALTING]
         case "skip":
             gates = (0.5, 0.4, 0.3, 0.2, 0.1, 0.05)
             changes = [Intervention(skip=gate) for gate in gates]
-        case _:
+        case "kv-slots":
             most = max(config.most_loops, config.core_loops)
             changes = [Intervention(kv_slots=count) for count in range(1, most)]
+        case _:
+            changes = _depth_changes(config)
 
     return [AblationRow(suite, change) for change in changes]
+
+
+def _depth_changes(config: ModelConfig) -> list[Intervention]:
+    """Fewer steps forced and held, exits, and schedules of the same depth; first the
+    learned router, which is scored on the same documents."""
+    changes = []
+    deep = [layer.loops for layer in config.layers if layer.block != "wide"]
+    # No layer is forced to more steps than it was trained with.
+    for steps in range(1, min(max(deep, default=1), min(deep, default=0) + 1)):
+        changes += [Intervention(loops=steps), Intervention(held=steps)]
+    for repetitions in range(1, config.core_loops):
+        changes.append(Intervention(core_loops=repetitions))
+        changes.append(Intervention(core_held=repetitions))
+    if not changes:
+        return []
+
+    for mass in DEPTH_HALTING:
+        exit_ = Intervention(halting=mass)
+        changes.append(exit_)
+        if exit_.problem(config) is None:
+            changes.append(Intervention(halting=mass, blind="all"))
+            changes.append(Intervention(halting=mass, blind="position"))
+    return [Intervention(), *changes]
 
 
 def _expert_changes(config: ModelConfig, seeds: int) -> list[Intervention]:

@@ -19,7 +19,7 @@ import torch
 
 from dualpath_cli.data.windows import Windows
 from dualpath_cli.decoding.decoding_pass import forward
-from dualpath_cli.model import RoutingTrace
+from dualpath_cli.model import DualPathLM, RoutingTrace
 from dualpath_cli.model.loss import IGNORE
 from dualpath_cli.model.routing import LayerTrace
 from dualpath_cli.report import bootstrap
@@ -55,39 +55,32 @@ class AblationPass(Pass):
 
     def begin(self, module: DualPathModule, files: ExitStack) -> None:
         self._module = module
-        # of each batch: places of its windows, and their sums, (B, 4)
-        self._scores: list[tuple[list[int], torch.Tensor]] = []
+        # of each batch: places of its windows, and their sums by name, (B,) each
+        self._scores: list[tuple[list[int], dict[str, torch.Tensor]]] = []
         # of each batch: steps of a loop, repetitions of the core
         self._loops_run: list[tuple[float, float]] = []
 
     def step(
         self, tokens: torch.Tensor, targets: torch.Tensor, places: list[int]
     ) -> None:
-        assert self._module.model is not None
         scored_BT = targets != IGNORE
         overridden_BT = scored_BT
         if self.masks is not None:
             overridden_BT = _batch_mask(self.masks, tokens, places)
 
         trace = RoutingTrace()
-        nll_BT = forward(
-            self._module.model,
-            tokens,
-            targets,
-            trace=trace,
-            intervention=self.row.intervention,
-            token_mask=overridden_BT,
-        )
-
-        n_layers = self._module.config.n_layers
-        of_tokens = (
-            nll_BT.double(),
-            _loops_of_tokens(trace),
-            _passes_of_tokens(trace, n_layers),
-            _repetitions_of_tokens(trace),
-        )
-        sums = [_window_sums(values_BT, scored_BT) for values_BT in of_tokens]
-        self._scores.append((places, torch.stack(sums, dim=1)))
+        of_tokens: dict[str, torch.Tensor | None] = {
+            **self.losses(tokens, targets, trace, overridden_BT, places),
+            "loops": _loops_of_tokens(trace),
+            "passes": _passes_of_tokens(trace, self._module.config.n_layers),
+        }
+        if self._module.config.core is not None:
+            of_tokens["core_loops"] = _repetitions_of_tokens(trace)
+        sums = {
+            name: _window_sums(values_BT, scored_BT)
+            for name, values_BT in of_tokens.items()
+        }
+        self._scores.append((places, sums))
 
         # A batch of padding, which only fills up a rank's share, halts at once.
         counts = bool(scored_BT.any())
@@ -95,6 +88,32 @@ class AblationPass(Pass):
         loops_run = _loops_run(trace.layers) if counts else math.nan
         core_loops_run = _loops_run(core) if counts else math.nan
         self._loops_run.append((loops_run, core_loops_run))
+
+    def losses(
+        self,
+        tokens: torch.Tensor,
+        targets: torch.Tensor,
+        trace: RoutingTrace,
+        token_mask: torch.Tensor,
+        places: list[int],
+    ) -> dict[str, torch.Tensor]:
+        """The losses of a batch's tokens in nats by name, (B, T) each; fills the
+        trace."""
+        nll_BT = forward(
+            self.model,
+            tokens,
+            targets,
+            trace=trace,
+            intervention=self.row.intervention,
+            token_mask=token_mask,
+        )
+        return {"nats": nll_BT.double()}
+
+    @property
+    def model(self) -> DualPathLM:
+        """The model that is scored."""
+        assert self._module.model is not None
+        return self._module.model
 
     def end(self) -> Arrays:
         """The scores of all ranks' windows, in their order; without loops their numbers
@@ -106,9 +125,11 @@ class AblationPass(Pass):
         core also `core_loops` and `core_loops_run`, of its repetitions.
         """
         # `FILLER` is among the places, and not read below.
+        names = list(self._scores[0][1])
         own_scores: dict[int, list[float]] = {}
-        for places, sums_B3 in self._scores:
-            own_scores |= zip(places, sums_B3.tolist(), strict=True)
+        for places, sums in self._scores:
+            sums_BN = torch.stack([sums[name] for name in names], dim=1)
+            own_scores |= zip(places, sums_BN.tolist(), strict=True)
 
         scores: dict[int, list[float]] = {}
         for rank_scores in from_all_ranks(own_scores):
@@ -120,15 +141,9 @@ class AblationPass(Pass):
         )
 
         in_order = [scores[place] for place in range(self.windows.n_filled)]
-        nats_W, loops_W, passes_W, core_loops_W = np.array(in_order).T
-        arrays = {
-            "nats": nats_W,
-            "loops": loops_W,
-            "passes": passes_W,
-            "loops_run": np.array(loops_run),
-        }
+        arrays = dict(zip(names, np.array(in_order).T, strict=True))
+        arrays["loops_run"] = np.array(loops_run)
         if self._module.config.core is not None:
-            arrays["core_loops"] = core_loops_W
             arrays["core_loops_run"] = np.array(core_loops_run)
         return arrays
 
@@ -163,7 +178,7 @@ def _loops_of_tokens(trace: RoutingTrace) -> torch.Tensor | None:
     taken = []
     for layer in trace.layers:
         if layer.expected_loops is not None:
-            taken_BT = _takes(trace, layer)
+            taken_BT = takes(trace, layer)
             loops.append(layer.expected_loops.double() * taken_BT)
             taken.append(taken_BT)
 
@@ -175,7 +190,7 @@ def _loops_of_tokens(trace: RoutingTrace) -> torch.Tensor | None:
 def _passes_of_tokens(trace: RoutingTrace, n_layers: int) -> torch.Tensor:
     """The sublayers that each token passed, (B, T), a mean over layers: in the core
     those of all repetitions."""
-    passes = [layer.passes.double() * _takes(trace, layer) for layer in trace.layers]
+    passes = [layer.passes.double() * takes(trace, layer) for layer in trace.layers]
     return torch.stack(passes).sum(0) / n_layers
 
 
@@ -186,7 +201,7 @@ def _repetitions_of_tokens(trace: RoutingTrace) -> torch.Tensor | None:
     return trace.core.expected_loops.double()
 
 
-def _takes(trace: RoutingTrace, layer: LayerTrace) -> torch.Tensor:
+def takes(trace: RoutingTrace, layer: LayerTrace) -> torch.Tensor:
     """Whether each token took an application of a layer, (B, T): not after it stopped
     in an earlier repetition of the core."""
     if layer.repetition == 0:
@@ -203,10 +218,19 @@ def _loops_run(loops: Sequence[LayerTrace]) -> float:
     return float(np.mean(runs)) if runs else math.nan
 
 
+AS_TRAINED = "trained"
+"""The read-out of the model."""
+ONLY_DEPTH = ("read_out", "repaired", "over_exit")
+"""How the names of the fields of the suite `depth` begin."""
+
+
 @dataclass(frozen=True)
 class Result:
     """One intervention on one source; losses in nats per token. Without loops these are
-    nan."""
+    nan.
+
+    The last fields are of the suite `depth`, and nan in others.
+    """
 
     suite: str
     intervention: Intervention
@@ -224,6 +248,22 @@ class Result:
     # mean over tokens of the core's repetition under its weights; nan without a core
     expected_core_loops: float = math.nan
     core_loops_run: float = math.nan  # mean number of repetitions run by a batch
+    # the fitted read-out, with which the learned router is scored, too; or AS_TRAINED
+    read_out: str = AS_TRAINED
+    # share of the difference as trained that the read-out takes away
+    repaired: float = math.nan
+    repaired_low: float = math.nan
+    repaired_high: float = math.nan
+    # loss of a blind schedule minus that of the exit of equal depth
+    over_exit: float = math.nan
+    over_exit_low: float = math.nan
+    over_exit_high: float = math.nan
+
+    @property
+    def name(self) -> str:
+        """The intervention's name, and behind it that of a fitted read-out."""
+        name = self.intervention.name
+        return name if self.read_out == AS_TRAINED else f"{name} {self.read_out}"
 
 
 Excess = dict[str, Any]
@@ -251,29 +291,39 @@ def compare(passes: Sequence[AblationPass]) -> list[Result]:
     nats_WP = np.stack([pass_.arrays["nats"] for pass_ in passes], axis=1)
     differences_WP = nats_WP - nats_WP[:, :1]
     tokens_W1 = windows.tokens[:, None]
-    mean_P, low_P, high_P = _nats_per_token(source, differences_WP, tokens_W1, windows)
-
-    def per_token(pass_: AblationPass, name: str) -> float:
-        sums_W = pass_.arrays.get(name)
-        return math.nan if sums_W is None else float(sums_W.sum() / windows.n_tokens)
-
+    means_RP, clusters = means_per_token(source, differences_WP, tokens_W1, windows)
+    low_P, high_P = bootstrap.interval(means_RP, clusters)
     return [
-        Result(
-            suite=pass_.row.suite,
-            intervention=pass_.row.intervention,
-            source=source,
-            loss=per_token(pass_, "nats"),
-            difference=float(mean_P[p]),
+        result_of(
+            pass_,
+            difference=float(means_RP[0, p]),
             low=float(low_P[p]),
             high=float(high_P[p]),
-            expected_loops=per_token(pass_, "loops"),
-            passes=per_token(pass_, "passes"),
-            loops_run=float(pass_.arrays["loops_run"]),
-            expected_core_loops=per_token(pass_, "core_loops"),
-            core_loops_run=float(pass_.arrays.get("core_loops_run", math.nan)),
         )
         for p, pass_ in enumerate(passes)
     ]
+
+
+def result_of(pass_: AblationPass, nats: str = "nats", **differences: Any) -> Result:
+    """A result with the means of a pass, the loss of those called `nats`."""
+    n_tokens = pass_.windows.n_tokens
+
+    def per_token(name: str) -> float:
+        sums_W = pass_.arrays.get(name)
+        return math.nan if sums_W is None else float(sums_W.sum() / n_tokens)
+
+    return Result(
+        suite=pass_.row.suite,
+        intervention=pass_.row.intervention,
+        source=pass_.source,
+        loss=per_token(nats),
+        expected_loops=per_token("loops"),
+        passes=per_token("passes"),
+        loops_run=float(pass_.arrays["loops_run"]),
+        expected_core_loops=per_token("core_loops"),
+        core_loops_run=float(pass_.arrays.get("core_loops_run", math.nan)),
+        **differences,
+    )
 
 
 def excesses(passes: Sequence[AblationPass]) -> list[Excess]:
@@ -320,8 +370,9 @@ def _excess(
     # The same nats over two numbers of tokens: all, and those of the class.
     excess_W2 = np.repeat((class_W - random_W)[:, None], 2, axis=1)
     tokens_W2 = np.column_stack([windows.tokens, class_tokens_W])
-    means, lows, highs = _nats_per_token(learned.source, excess_W2, tokens_W2, windows)
-    excess, per_forced = means.tolist()
+    means_R2, clusters = means_per_token(learned.source, excess_W2, tokens_W2, windows)
+    lows, highs = bootstrap.interval(means_R2, clusters)
+    excess, per_forced = means_R2[0].tolist()
     low, per_forced_low = lows.tolist()
     high, per_forced_high = highs.tolist()
 
@@ -346,10 +397,11 @@ def _excess(
     }
 
 
-def _nats_per_token(
+def means_per_token(
     source: str, nats_WC: Floats, tokens_WC: npt.NDArray[np.integer], windows: Windows
-) -> tuple[Floats, Floats, Floats]:
-    """Nats per token over all windows, and the ends of 95 % intervals, (C,) each.
+) -> tuple[Floats, int]:
+    """Nats per token over all windows, plain (first) and resampled, (R, C), and the
+    number of clusters.
 
     `tokens_WC` may have one column for all.
     """
@@ -359,6 +411,4 @@ def _nats_per_token(
 
     # A resample may have no token of a class.
     with np.errstate(invalid="ignore", divide="ignore"):
-        means_RC = nats_RC / tokens_RC
-
-    return means_RC[0], *bootstrap.interval(means_RC, clusters.count)
+        return nats_RC / tokens_RC, clusters.count

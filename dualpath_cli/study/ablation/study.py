@@ -7,7 +7,9 @@ windows.
    (`bench.py`);
 3. each intervention is compared with the learned router window by window, with a
    bootstrap interval over documents (`scores.py`);
-4. tables are printed (`tables.py`), and written as Markdown, CSV and JSON; figures are
+4. the suite `depth` divides the documents of a source: read-outs are fitted on some,
+   and its rows scored on the others (`depth.py`, `depth_results.py`);
+5. tables are printed (`tables.py`), and written as Markdown, CSV and JSON; figures are
    drawn (`figures.py`).
 """
 
@@ -25,22 +27,37 @@ from dualpath_cli.report.bootstrap import clusters_of
 from dualpath_cli.report.table import Table, format_csv, markdown, show, without_nan
 from dualpath_cli.spec.config import ModelConfig
 from dualpath_cli.study import bench
+from dualpath_cli.study.ablation import read_outs, schedules
+from dualpath_cli.study.ablation.depth import Division, depth_passes, divide
+from dualpath_cli.study.ablation.depth_results import (
+    depth_results,
+    fit_caption,
+    fit_facts,
+)
 from dualpath_cli.study.ablation.figures import draw_figures
 from dualpath_cli.study.ablation.options import (
     BASELINE,
+    DEPTH,
     REPORT,
     SHORTER,
     Ablate,
     AblationRow,
 )
 from dualpath_cli.study.ablation.scores import (
+    ONLY_DEPTH,
     AblationPass,
     Excess,
     Result,
     compare,
     excesses,
 )
-from dualpath_cli.study.ablation.tables import excess_table, layer_table, source_table
+from dualpath_cli.study.ablation.tables import (
+    depth_table,
+    excess_table,
+    exit_table,
+    layer_table,
+    source_table,
+)
 from dualpath_cli.study.controls import (
     Masks,
     MatchQuality,
@@ -84,6 +101,12 @@ def ablate(session: Session[StudyLaunch]) -> None:
         "interventions": interventions,
         "skipped": skipped,
     }
+    if DEPTH in options.suites:
+        report["depth"] = {
+            "fit": read_outs.FACTS,
+            "schedule_seed": schedules.SEED,
+            "sources": ablation.depth_facts,
+        }
 
     # Sources may have finished in another order than they are named.
     whole = Finished([], [], [])
@@ -109,7 +132,7 @@ class Finished:
         self.tables.extend(other.tables)
 
 
-class Ablation(bench.Study[AblationPass]):
+class Ablation(bench.Study[bench.Pass]):
     semantics = 4
 
     def __init__(
@@ -124,16 +147,37 @@ class Ablation(bench.Study[AblationPass]):
         self._console = session.console
         self._rows = rows
         self._tagger = tagger
+        self._full_batch = session.trainer.world_size * session.datamodule.micro_batch
         self.folder = self._options.folder / "scores"
         self.finished: dict[str, Finished] = {}
+        self.depth_facts: dict[str, Any] = {}
+        """Facts of the suite `depth`, by source."""
+        self._divisions: dict[str, Division] = {}
 
     def passes(
         self, source: str, windows: Windows, tokenizer: Tokenizer
-    ) -> list[AblationPass]:
-        passes = [AblationPass(source, windows, row) for row in self._rows]
-        if self._tagger is None:
-            return passes
+    ) -> list[bench.Pass]:
+        rows = [row for row in self._rows if row.suite != DEPTH]
+        passes = [AblationPass(source, windows, row) for row in rows]
+        if self._tagger is not None:
+            self._choose_tokens(source, windows, tokenizer, passes)
 
+        of_depth = [row for row in self._rows if row.suite == DEPTH]
+        if not of_depth:
+            return [*passes]
+        division = divide(source, windows, self._full_batch)
+        self._divisions[source] = division
+        return [*passes, *depth_passes(source, division, of_depth)]
+
+    def _choose_tokens(
+        self,
+        source: str,
+        windows: Windows,
+        tokenizer: Tokenizer,
+        passes: Sequence[AblationPass],
+    ) -> None:
+        """Gives passes over classes of tokens, and over random ones, their masks."""
+        assert self._tagger is not None
         self._console.print(f"tagging {source}", highlight=False)
         inputs = [window[:-1] for window in windows.windows[: windows.n_filled]]
         tags = tag_windows(inputs, tokenizer, self._tagger)
@@ -155,17 +199,30 @@ class Ablation(bench.Study[AblationPass]):
                     drawn[key] = random
             pass_.masks, pass_.match = drawn[key]
 
-        return passes
+    def finish(self, source: str, passes: Sequence[bench.Pass]) -> None:
+        whole = []
+        divided = []
+        for pass_ in passes:
+            if isinstance(pass_, AblationPass) and pass_.row.suite != DEPTH:
+                whole.append(pass_)
+            else:
+                divided.append(pass_)
 
-    def finish(self, source: str, passes: Sequence[AblationPass]) -> None:
-        windows = passes[0].windows
-        title = (
-            f"{source}: nats per token over {windows.n_tokens:,} tokens, "
-            f"{clusters_of(windows)}"
-        )
-        results = compare(passes)
-        source_excesses = excesses(passes)
+        title = _title(source, whole[0].windows)
+        results = compare(whole)
+        source_excesses = excesses(whole)
         tables = self._tables(title, results, source_excesses)
+
+        if divided:
+            division = self._divisions[source]
+            facts = fit_facts(division, divided)
+            self.depth_facts[source] = facts
+            of_depth = depth_results(divided)
+            results += of_depth
+            title = _title(source, division.scored)
+            tables.append(depth_table(title, of_depth, fit_caption(facts)))
+            if any(result.intervention.halting is not None for result in of_depth):
+                tables.append(exit_table(title, of_depth))
         self.finished[source] = Finished(results, source_excesses, tables)
 
         for table in tables:
@@ -192,6 +249,13 @@ class Ablation(bench.Study[AblationPass]):
         return tables
 
 
+def _title(source: str, windows: Windows) -> str:
+    return (
+        f"{source}: nats per token over {windows.n_tokens:,} tokens, "
+        f"{clusters_of(windows)}"
+    )
+
+
 def _trained_core_loops(model: ModelConfig) -> int | None:
     """R; None without a core."""
     return None if model.core is None else model.core_loops
@@ -205,13 +269,16 @@ def write_results(
 
     A missing number is null in JSON and empty in CSV; tables are those on the screen.
     """
-    has_core = report["model"]["core"] is not None
+    left_out: tuple[str, ...] = () if DEPTH in report["suites"] else ONLY_DEPTH
+    if report["model"]["core"] is None:
+        left_out = (*left_out, "expected_core_loops", "core_loops_run")
     rows = []
     for result in finished.results:
-        row = asdict(result) | {"intervention": result.intervention.name}
-        if not has_core:
-            del row["expected_core_loops"], row["core_loops_run"]
-        rows.append(without_nan(row))
+        row = asdict(result) | {"intervention": result.name}
+        kept = {
+            name: value for name, value in row.items() if not name.startswith(left_out)
+        }
+        rows.append(without_nan(kept))
     excess_rows = [without_nan(excess) for excess in finished.excesses]
 
     content = {**report, "rows": rows, "excess": excess_rows}

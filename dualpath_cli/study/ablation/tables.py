@@ -54,6 +54,77 @@ def source_table(
     return Table(columns, rows, title)
 
 
+def depth_table(title: str, results: Sequence[Result], caption: str) -> Table:
+    """A table of one source's fewer steps, each beside the same with fitted
+    read-outs."""
+    columns = [
+        Column("intervention"),
+        Column("passes", ".2f"),
+        Column("loss", ".4f"),
+        Column("difference", "+.4f"),
+        Column("95 % interval", interval("+.4f")),
+        Column("temperature", "+.4f"),
+        Column("affine", "+.4f"),
+        Column("repaired", "{:.0%}".format),
+        Column("95 % interval", lambda ends: f"{ends[0]:.0%} to {ends[1]:.0%}"),
+    ]
+    fitted: dict[Intervention, dict[str, Result]] = {}
+    for result in results:
+        fitted.setdefault(result.intervention, {})[result.read_out] = result
+
+    rows = []
+    for of_read_outs in fitted.values():
+        if len(of_read_outs) == 1:  # an exit or a schedule
+            continue
+        trained, temperature, affine = of_read_outs.values()
+        row = [
+            trained.intervention.name,
+            trained.passes,
+            trained.loss,
+            trained.difference,
+            (trained.low, trained.high),
+            temperature.difference,
+            affine.difference,
+            affine.repaired,
+            (affine.repaired_low, affine.repaired_high),
+        ]
+        rows.append(row)
+
+    return Table(columns, rows, title, caption)
+
+
+def exit_table(title: str, results: Sequence[Result]) -> Table:
+    """A table of one source's exits, each above the schedules of its depth."""
+    columns = [
+        Column("exit, or schedule"),
+        Column("passes", ".2f"),
+        Column("loss", ".4f"),
+        Column("difference", "+.4f"),
+        Column("95 % interval", interval("+.4f")),
+        Column("over exit", "+.4f"),
+        Column("95 % interval", interval("+.4f")),
+    ]
+    rows: list[list[Any]] = []
+    for result in results:
+        change = result.intervention
+        if change.halting is None:
+            continue
+        if change.blind is None and rows:
+            rows.append([])
+        row = [
+            change.name if change.blind is None else f"  blind: {change.blind}",
+            result.passes,
+            result.loss,
+            result.difference,
+            (result.low, result.high),
+            result.over_exit,
+            (result.over_exit_low, result.over_exit_high),
+        ]
+        rows.append(row)
+
+    return Table(columns, rows, title)
+
+
 def excess_table(title: str, excesses: Sequence[Excess]) -> Table:
     """A table of one source's classes, each beside its matched random tokens."""
     columns = [

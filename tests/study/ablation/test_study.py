@@ -72,8 +72,10 @@ def test_every_row_but_the_trained_loops_comes_in_each_layer_that_it_overrides()
     assert listed[1:4] == ["K=1 layers=1", "K=1 layers=2", "gates=1,0 layers=2"]
 
 
-def test_no_two_rows_of_all_suites_have_one_name():
-    listed = names("all", config=dataclasses.replace(TINY, **EXPERTS))
+def test_no_two_rows_of_a_suite_have_one_name():
+    config = dataclasses.replace(TINY, **EXPERTS)
+    rows, _ = Ablate(ckpt_path="RUN", suite=("all",)).rows(config)
+    listed = [(row.suite, row.intervention.name) for row in rows]
     assert len(listed) == len(set(listed)) > 16 + 4 * len(SUITES)
 
 
