@@ -48,10 +48,6 @@ class Job:
         """The note that a file, by its place in the corpus, is done."""
         return self.folder / f"{place:05d}.json"
 
-    def path(self, piece: tuple[int, int]) -> Path:
-        """Where a piece is, by its file's place and its number there."""
-        return piece_path(self.folder, *piece)
-
 
 @dataclass
 class Encoded:

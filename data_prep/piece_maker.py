@@ -12,14 +12,20 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from data_prep.engine import shared
-from data_prep.pieces import REJECTED, Piece, PieceCounts, TokenArray, token_type
+from data_prep.pieces import (
+    REJECTED,
+    Piece,
+    PieceCounts,
+    TokenArray,
+    load_tokenizer,
+    token_type,
+)
 from data_prep.settings import SourceSettings
 from data_prep.text import Contamination, band_keys
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.files import replacing
 from dualpath_cli.data.documents import clean, document_id, format_of
 from dualpath_cli.data.rows import BadRow, Rows
-from dualpath_cli.data.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -33,14 +39,14 @@ class PieceSettings:
 
 @lru_cache(maxsize=1)
 def piece_maker(settings: Path) -> "PieceMaker":
-    """The maker of shared settings; one a process, as its tokenizer loads slowly."""
+    """The maker of shared settings; one a process."""
     return PieceMaker(shared(settings))
 
 
 class PieceMaker:
     def __init__(self, settings: PieceSettings) -> None:
         self._settings = settings
-        self._tokenizer = Tokenizer.load(settings.tokenizer)
+        self._tokenizer = load_tokenizer(settings.tokenizer)
         self._dtype = token_type(self._tokenizer)
 
     def make(

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from data_prep.text import BANDS
 from dualpath_cli.base.files import replacing
-from dualpath_cli.data.tokenizer import Tokenizer
+from dualpath_cli.data.tokenizer import TOKENIZER, Tokenizer
 
 TokenArray = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]  # as stored on the disk
 
@@ -176,3 +176,14 @@ def place_and_number(piece: Path) -> tuple[int, int]:
 def token_type(tokenizer: Tokenizer) -> type[np.uint16 | np.uint32]:
     """Returns the smallest type that holds every id."""
     return np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32
+
+
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """Returns the tokenizer in a folder, which a process loads once."""
+    # One folder may get another tokenizer while the process lives.
+    return _load_tokenizer(folder, (folder / TOKENIZER).stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=1)
+def _load_tokenizer(folder: Path, modified: int) -> Tokenizer:
+    return Tokenizer.load(folder)

@@ -7,19 +7,14 @@ import numpy as np
 import numpy.typing as npt
 
 from data_prep.catalogue import Catalogue
+from data_prep.pieces import load_tokenizer
 from data_prep.text import Hashes, shingles
-from dualpath_cli.data.tokenizer import Tokenizer
 
 
 def jaccard(a: Hashes, b: Hashes) -> float:
     """The Jaccard index of two sets, each of distinct hashes."""
     common = len(np.intersect1d(a, b, assume_unique=True))
     return common / (len(a) + len(b) - common)
-
-
-@lru_cache(maxsize=1)
-def _tokenizer(folder: Path) -> Tokenizer:
-    return Tokenizer.load(folder)
 
 
 class Texts:
@@ -36,7 +31,7 @@ class Texts:
         tokens, starts = self._tokens(piece)
         begin = starts[index]
         end = starts[index + 1] - 1  # without end-of-text
-        return _tokenizer(self._folder).decode(tokens[begin:end].tolist())
+        return load_tokenizer(self._folder).decode(tokens[begin:end].tolist())
 
 
 class TextComparison:

@@ -134,6 +134,17 @@ def test_the_bytes_do_not_depend_on_the_number_of_workers_or_their_memory(
     assert manifest.sources[1].read > 40  # files
 
 
+def test_another_tokenizer_in_the_same_process_writes_its_own_texts(
+    ask, out, small, large
+):
+    texts = many(60)
+    for tokenizer in (small, large):
+        prepare(ask(texts, tokenizer=tokenizer, val_fraction=0.2), overwrite=True)
+        held_out = [row["text"] for row in rows_of(out / "val" / "a.jsonl")]
+        assert held_out
+        assert Counter([*texts_of(out), *held_out]) == Counter(texts)
+
+
 def test_a_source_that_changes_while_it_is_read_stops_the_preparation(
     ask, out, tmp_path
 ):
