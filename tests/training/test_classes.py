@@ -104,10 +104,11 @@ WRONG = {
         {},
         "'my_spy.Spi': importing .* looks in {here}, .*PYTHONPATH",
     ),
+    # No class of another test, which would be found while it is in memory.
     "a class of Lightning's, without its file": (
-        "Spy",
+        "Watcher",
         {},
-        "'?Spy.* {{class_path: PACKAGE.CLASS",
+        "'?Watcher.* {{class_path: PACKAGE.CLASS",
     ),
     "another kind of class": (
         "my_spy.NoCallback",
