@@ -384,7 +384,7 @@ LOOPED = {
 }
 
 
-@pytest.mark.parametrize("last", [None, 1, 2])
+@pytest.mark.parametrize("last", [None, 1])
 @pytest.mark.parametrize("changes", LOOPED.values(), ids=LOOPED)
 def test_training_flops_are_those_that_pytorch_counts(changes, last):
     """But for the router, whose gradients are counted as if all its inputs had one."""

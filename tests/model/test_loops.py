@@ -54,7 +54,7 @@ HALTED = VARIANTS | {
 learned_path = reference.deep_path
 
 
-@pytest.mark.parametrize("forced", [1, 2, 3, 4, 6])
+@pytest.mark.parametrize("forced", [1, 2, 6])
 @pytest.mark.parametrize("changes", FORCED.values(), ids=FORCED.keys())
 def test_forced_loops_follow_the_protocol(changes, forced, monkeypatch):
     config = small(**changes)
@@ -72,7 +72,7 @@ def test_forced_loops_follow_the_protocol(changes, forced, monkeypatch):
         assert difference(actual, learned) > SHOWS
 
 
-@pytest.mark.parametrize("threshold", [0.0, 0.05, 0.2, 0.4, 0.7, 1.0])
+@pytest.mark.parametrize("threshold", [0.0, 0.2, 0.7, 1.0])
 @pytest.mark.parametrize("changes", HALTED.values(), ids=HALTED.keys())
 def test_halting_follows_the_protocol(changes, threshold):
     config, change = small(**changes), Intervention(halting=threshold)

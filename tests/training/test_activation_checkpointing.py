@@ -2,6 +2,7 @@
 everything."""
 
 import contextlib
+import itertools
 import logging
 from collections import Counter
 from collections.abc import Iterator
@@ -102,10 +103,21 @@ def test_float64_gradients_are_those_without(case, policy):
     assert_equal(gradients(model, **options), expected, EXACT)
 
 
+EVERYDAY = {
+    ("dual", "selective"),
+    ("loop", "full"),
+    ("experts", "selective"),
+    ("softmax gate", "selective"),
+}
+
+
 @pytest.mark.parametrize(
-    "policy", ["selective", pytest.param("full", marks=pytest.mark.slow)]
+    ("kind", "policy"),
+    [
+        pytest.param(*case, marks=() if case in EVERYDAY else pytest.mark.slow)
+        for case in itertools.product(KINDS, AGAIN)
+    ],
 )
-@pytest.mark.parametrize("kind", KINDS)
 def test_compiled_they_are_too(kind, policy):
     """One graph a block: `fullgraph` refuses breaks."""
     torch._dynamo.reset()
@@ -232,7 +244,7 @@ def test_kernels_that_sum_are_chosen_by_rule_whatever_a_trainer_sets(monkeypatch
 
     monkeypatch.setattr(torch._inductor.graph.GraphLowering, "codegen", codegen)
     with torch.device("cpu"):
-        config = ModelConfig(n_layers=1, d_ffn=64, d_ffn_wide=64)
+        config = ModelConfig(n_layers=1, block="wide", d_ffn_wide=64)
         model = build_model(config, seed=0, compile_blocks=True)
     # which calls use_deterministic_algorithms(False)
     Trainer(logger=False, accelerator="cpu")

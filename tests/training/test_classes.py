@@ -131,10 +131,10 @@ WRONG = {
 
 @pytest.mark.parametrize("mistake", WRONG)
 def test_a_wrong_class_is_one_line_before_a_run_and_before_a_sweep(
-    mistake, fit, said, here, monkeypatch
+    mistake, trained, said, here, monkeypatch
 ):
     path, arguments, message = WRONG[mistake]
-    fit()  # writes the recipe
+    trained()  # writes the recipe
     callback = json.dumps([{"class_path": path, "init_args": arguments}])
     words = ["--config", "recipe.yaml", "--trainer.callbacks", callback]
     first = said("fit", *words, "--run.name", "new")
@@ -146,8 +146,8 @@ def test_a_wrong_class_is_one_line_before_a_run_and_before_a_sweep(
     assert not (here / "sweep").exists()
 
 
-def test_a_class_inside_of_the_run_that_is_read_is_not_imported(fit, said, here):
-    run = fit()
+def test_a_class_inside_of_the_run_that_is_read_is_not_imported(trained, said, here):
+    run = trained()
     (run / "planted.py").write_text("raise SystemExit('it ran')")
     callback = json.dumps(
         [{"class_path": f"{'.'.join(run.relative_to(here).parts)}.planted.Spy"}]

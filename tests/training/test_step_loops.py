@@ -4,6 +4,7 @@ off one."""
 import json
 from collections import Counter
 from dataclasses import replace
+from functools import partialmethod
 from shutil import rmtree
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 from torch._dynamo.utils import counters
 
 from dualpath_cli.flops.count import over_loops, training_flops_per_token
@@ -168,7 +170,12 @@ def test_each_row_of_metrics_counts_the_flops_of_its_own_steps(fit):
     assert found == pytest.approx(expected, rel=2e-5)
 
 
-def test_compiled_layers_that_differ_have_a_graph_each_and_equal_ones_share_it():
+def test_compiled_layers_that_differ_have_a_graph_each_and_equal_ones_share_it(
+    monkeypatch,
+):
+    # Graphs alone: their kernels take a minute.
+    eager = partialmethod(nn.Module.compile, backend="eager")
+    monkeypatch.setattr(nn.Module, "compile", eager)
     config = replace(SMALL, n_layers=6, d_ffn=[12 * (1 + n // 2) for n in range(6)])
     with torch._dynamo.config.patch(recompile_limit=2):
         model = build_model(config, seed=0, compile_blocks=True)
