@@ -60,7 +60,7 @@ test: $(VENV)/dev ## Runs the everyday tests, or TESTS, WORKERS=2 at a time; non
 	$(PYTEST) -m "not slow" $(TESTS)
 
 test-all: $(VENV)/dev ## Runs all tests, also those that are rare and long, as the nightly CI does.
-	$(PYTEST) --kills 3
+	$(PYTEST) --kills 3 --hypothesis-profile nightly
 
 test-lowest: ## Runs tests of numbers with the lowest versions that pyproject.toml allows.
 	UV_RESOLUTION=lowest-direct $(MAKE) test VENV=.venv-lowest TESTS="tests/kernels tests/model \

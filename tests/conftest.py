@@ -58,7 +58,8 @@ class Lazy:
 
 
 # On a busy machine the time of an example says nothing.
-hypothesis.settings.register_profile("everyday", deadline=None)
+hypothesis.settings.register_profile("everyday", deadline=None, max_examples=50)
+hypothesis.settings.register_profile("nightly", deadline=None, max_examples=200)
 hypothesis.settings.register_profile("torture", deadline=None, max_examples=20_000)
 hypothesis.settings.load_profile("everyday")
 
