@@ -33,7 +33,7 @@ from dualpath_cli.evaluation.benchmarks import (
 from dualpath_cli.evaluation.harness_report import harness_scores
 from dualpath_cli.report import bootstrap
 from dualpath_cli.report.bootstrap import Floats, clusters_text, resampled_sums
-from dualpath_cli.report.figures import SOURCES, mark_trained, panels, plain, save
+from dualpath_cli.report.figures import SOURCES, mark_count, panels, plain, save
 from dualpath_cli.report.table import Column, Table, with_interval, without_nan
 from dualpath_cli.spec.config import ModelConfig
 from dualpath_cli.spec.intervention import Intervention
@@ -314,7 +314,7 @@ def draw_depths(
             handles[benchmark] = _draw_line(ax, line, colors[benchmark])
 
         if own.loops is not None:
-            mark_trained(ax, own.symbol, own.loops)
+            mark_count(ax, own.loops, own.heading)
         ax.set(xlabel=f"{of}, {own.symbol}", ylabel=panel, xticks=counts)
         plain(ax)
 

@@ -4,8 +4,8 @@ Weights, gradients and moments are float32; activations are those of compiled bl
 bf16-mixed. Each of s GPUs that share one set of weights holds 1 / s of its rows, which
 are padded to a multiple of s. docs/scaling.md compares the plan with counted bytes.
 
-On one H200 (torch 2.11, micro-batches of 4 and 8 sequences, `selective` and `none`) the
-most memory in eight steps was within 3 % of the plan's peak: docs/benchmarks/gpu.md.
+On one H200 (torch 2.11, micro-batches of 4 sequences, `selective` and `none`) the most
+memory was within 3 % of the plan's peak for seven models: docs/benchmarks/gpu.md.
 `full`, documents and experts were not measured.
 """
 
@@ -107,7 +107,8 @@ def _activations(config: ModelConfig, cluster: Cluster) -> tuple[int, int]:
     tokens = cluster.micro_batch * config.max_seq_len
     prelude, core, coda = _kept(config, cluster)
     saved = tokens * _saved_by_core(config, core)
-    saved += (coda - 1) * _saved_by_loss(config, tokens)
+    if cluster.loop_losses:
+        saved += _saved_by_losses(config, tokens, core)
     working = _loss(config, tokens)
 
     *blocks, _ = units(config)
@@ -150,8 +151,7 @@ def _saved_by_core(config: ModelConfig, repetitions: int) -> int:
         return 0
 
     saved = 0
-    # repetitions whose input is the state of another one
-    later = repetitions - (repetitions == config.core_loops)
+    later = _later(config, repetitions)
     if config.injection == "linear":
         saved += later * BFLOAT16 * 2 * config.d_model  # [x, e]
     if config.routes_core:
@@ -164,12 +164,30 @@ def _saved_by_core(config: ModelConfig, repetitions: int) -> int:
     return saved
 
 
-def _saved_by_loss(config: ModelConfig, tokens: int) -> int:
-    """Bytes that the loss of an earlier repetition holds until the backward pass."""
-    norm = tokens * config.d_model * (_residual(config) + BFLOAT16)
+def _later(config: ModelConfig, repetitions: int) -> int:
+    """The repetitions, of the last ones, whose input is the state of another one."""
+    return repetitions - (repetitions == config.core_loops)
+
+
+def _saved_by_losses(config: ModelConfig, tokens: int, repetitions: int) -> int:
+    """Bytes that the losses of all repetitions but the last hold until the backward
+    pass, besides the coda's blocks."""
+    of_norm = (FLOAT32 + BFLOAT16) * config.d_model  # its input, and its output
+    of_loss = tokens * of_norm
     logits = tokens * config.vocab_size
-    # More are computed again.
-    return norm + (BFLOAT16 * logits if logits <= MAX_LOGITS else 0)
+    if logits <= MAX_LOGITS:  # more are computed again
+        head = config.vocab_size * config.d_model  # cast once more by each loss
+        of_loss += BFLOAT16 * (logits + head)
+
+    # A state is saved once, also where the router or the next repetition needs it.
+    losses = config.core_loops - 1
+    saved_before = 0
+    if config.routes_core:
+        saved_before = losses
+    elif config.injection == "none":
+        saved_before = _later(config, repetitions)
+    state = tokens * _residual(config) * config.d_model
+    return losses * of_loss - saved_before * state
 
 
 def _loss(config: ModelConfig, tokens: int) -> int:

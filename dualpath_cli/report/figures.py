@@ -98,16 +98,18 @@ def plain(ax: "Axes") -> None:
     ax.grid(alpha=0.25, linewidth=0.6)
 
 
-def mark_trained(ax: "Axes", symbol: str, trained: int) -> None:
-    """Draws a line at the trained number on an axis of forced numbers."""
-    ax.axvline(trained, color=MUTED, linewidth=0.8, linestyle=":")
+def mark_count(ax: "Axes", count: int, name: str) -> None:
+    """Draws a line at a number on an axis of forced numbers, named above the axes,
+    where no curve is."""
+    ax.axvline(count, color=MUTED, linewidth=0.8, linestyle=":")
     ax.annotate(
-        f"trained {symbol} = {trained}",
-        (trained, 0.97),
+        name,
+        (count, 1.0),
         xycoords=("data", "axes fraction"),
-        xytext=(4, 0),
+        xytext=(0, 3),
         textcoords="offset points",
-        va="top",
+        ha="center",
+        va="bottom",
         color=MUTED,
     )
 

@@ -1,13 +1,18 @@
 """The pages of the repository: links lead somewhere, and README lists the commands
 there are."""
 
+import csv
 import json
 import re
 import runpy
 import shlex
+import tarfile
+from collections import defaultdict
 from pathlib import Path
 
+import numpy as np
 import pytest
+from scipy.stats import binomtest
 
 from dualpath_cli.base.ranges import LONGEST_NAME
 from dualpath_cli.cli.commands import COMMANDS
@@ -129,3 +134,71 @@ def test_the_table_of_many_gpus_is_what_flops_plans(capsys):
             f"{plan[name]['peak'] / 1e9:.2f}" for name in ("ddp", "fsdp", "hsdp")
         ]
         assert [cell.strip() for cell in shown] == planned, gpus
+
+
+PRIMITIVES = ROOT / "docs" / "benchmarks" / "primitives.tar.xz"
+DEPTHS = (1, 2, 4, 8)
+
+
+def kept_text(name: str) -> str:
+    with tarfile.open(PRIMITIVES) as archive:
+        file = archive.extractfile(f"primitives/{name}")
+        assert file is not None
+        return file.read().decode()
+
+
+def test_the_tables_of_primitives_are_the_scores_that_are_kept():
+    page = (ROOT / "docs" / "evaluate.md").read_text(encoding="utf-8")
+    scores = {}
+    for seed in (0, 1):
+        for row in json.loads(kept_text(f"seed_{seed}/loops.json"))["scores"]:
+            key = seed, row["benchmark"], row["metric"], row["loops"]
+            scores[key] = row
+
+    of_one_seed = re.findall(r"│ (\w+_\d) +│ ([\w ]+?) +│ +200 │(.*)│", page)
+    for benchmark, metric, shown in of_one_seed:
+        found = [scores[0, benchmark, metric, r]["score"] for r in DEPTHS]
+        assert shown.replace("│", " ").split() == [f"{score:.4f}" for score in found]
+
+    of_both = re.findall(r"\| `(\w+_\d)` \| (\d) \| (.*) \|", page)
+    for benchmark, seed, shown in of_both:
+        rows = [scores[int(seed), benchmark, "accuracy", r] for r in DEPTHS]
+        found = [f"{row['score']:.4f}" for row in rows]
+        found += [
+            f"{row['difference']:+.3f} ({row['low']:+.3f} to {row['high']:+.3f})"
+            for row in (rows[0], rows[-1])
+        ]
+        assert shown.split(" | ") == found
+    assert (len(of_one_seed), len(of_both)) == (14, 14)
+
+
+def test_the_differences_of_primitives_that_stay_after_a_correction_are_those_named():
+    """Exact McNemar tests of the answers of two depths, with Holm's correction."""
+    answers: dict[tuple[int, str, int], list[int]] = defaultdict(list)
+    for seed in (0, 1):
+        for row in csv.DictReader(kept_text(f"seed_{seed}/answers.csv").splitlines()):
+            for r in DEPTHS:
+                answers[seed, row["benchmark"], r].append(int(row[f"R={r}"]))
+
+    p_of = {}
+    for seed, benchmark, r in answers:
+        if r in (1, 8):
+            own = answers[seed, benchmark, 4]
+            changed = np.subtract(answers[seed, benchmark, r], own)
+            better, worse = (changed > 0).sum(), (changed < 0).sum()
+            n = better + worse
+            p_of[seed, benchmark, r] = binomtest(better, n).pvalue if n else 1.0
+
+    assert len(p_of) == 28
+    left = set()
+    for place, key in enumerate(sorted(p_of, key=p_of.__getitem__)):
+        if p_of[key] * (len(p_of) - place) >= 0.05:
+            break
+        left.add(key)
+    assert left == {
+        (0, "addition_3", 1),
+        (0, "assignment_1", 1),
+        (0, "assignment_2", 1),
+        (1, "addition_2", 1),
+        (1, "addition_2", 8),
+    }

@@ -19,6 +19,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from dualpath_cli.flops.description import SUSTAINED
 from dualpath_cli.flops.plan import (
+    FLOAT32,
     MAX_LOGITS,
     STRATEGIES,
     Cluster,
@@ -26,7 +27,7 @@ from dualpath_cli.flops.plan import (
     plan,
     saved_by_block,
 )
-from dualpath_cli.model import DualPathLM, loss
+from dualpath_cli.model import AuxiliaryLoss, DualPathLM, loss
 from dualpath_cli.model.block import DualPathBlock
 from dualpath_cli.model.layer_pass import LayerPass, ModelPass
 from dualpath_cli.model.positions import Positions, rope_tables
@@ -188,19 +189,74 @@ def test_repetitions_of_a_core_save_what_is_planned(changes, last):
     )
 
 
-def saved_by_model(config: ModelConfig, last: int | None) -> int:
-    """Bytes that a forward pass without the head leaves for the backward pass."""
+@pytest.mark.parametrize(
+    ("name", "core", "last"),
+    [
+        ("plain", [1, 1], None),
+        ("plain", [1, 2], None),
+        ("plain", [1, 1], 1),
+        ("added", [1, 2], None),
+        ("added", [1, 1], 2),
+        ("joined and routed", [1, 2], None),
+        ("routed", [1, 1], 1),
+    ],
+)
+def test_losses_of_earlier_repetitions_save_what_is_planned(name, core, last):
+    """Two of them, each through the coda, if there is one, and the head."""
+    config = shape(
+        block="wide",
+        d_ffn_wide=480,
+        n_layers=3,
+        core=core,
+        core_loops=3,
+        **CORES[name],
+    )
+    found = saved_by_model(config, last, 0.5) - saved_by_model(config, last, 0.0)
+    # Only a CPU's norm saves what it multiplies by its weights.
+    tokens = 6 * config.max_seq_len
+    found -= 2 * FLOAT32 * tokens * config.d_model
+
+    with_losses, without = (
+        plan(
+            config,
+            "ddp",
+            Cluster(micro_batch=6, backprop_loops=last, loop_losses=has_losses),
+        ).saved
+        for has_losses in (True, False)
+    )
+    assert found / tokens == pytest.approx(
+        (with_losses - without) / tokens, rel=0.02, abs=64
+    )
+
+
+def saved_by_model(
+    config: ModelConfig, last: int | None = None, factor: float | None = None
+) -> int:
+    """Bytes that a forward pass leaves for the backward pass: without the head, or with
+    the loss, and `factor` times the loss of earlier repetitions."""
+    torch._dynamo.reset()
     model = DualPathLM(config, seed=0)
     for block in model.blocks:
         assert isinstance(block, DualPathBlock)
         checkpoint_block(block, "selective")
+    # Only a compiled loss keeps its logits in bfloat16.
+    model.loss.compile(backend="aot_eager_decomp_partition")
     tokens_BT = torch.randint(config.vocab_size, (6, config.max_seq_len))
+    targets_BT = None if factor is None else tokens_BT
     model_pass = ModelPass(backprop_loops=last)
-    kept: list[torch.Tensor] = []  # until the bytes are counted
+    kept: list[object] = []  # until the bytes are counted
 
     def forward() -> None:
+        auxiliary = None if factor is None else AuxiliaryLoss(factor)
         with torch.autocast("cpu", torch.bfloat16):
-            kept.append(model(tokens_BT, head=False, model_pass=model_pass))
+            result = model(
+                tokens_BT,
+                targets_BT,
+                head=False,
+                model_pass=model_pass,
+                auxiliary=auxiliary,
+            )
+        kept.append((result, auxiliary))
 
     forward()
     kept.clear()

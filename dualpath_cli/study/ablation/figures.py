@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from dualpath_cli.report.figures import (
     MUTED,
     SOURCES,
-    mark_trained,
+    mark_count,
     panels,
     plain,
     save,
@@ -95,7 +95,7 @@ def _forced(
         _plot_differences(ax, x, line, color, source)
 
     if trained is not None:
-        mark_trained(ax, number.symbol, trained)
+        mark_count(ax, trained, f"trained {number.symbol} = {trained}")
     ax.set(xlabel=number.axis, ylabel=DIFFERENCE, xticks=counts)
     _finish(ax)
     ax.legend(frameon=False)
