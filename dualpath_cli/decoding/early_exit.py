@@ -130,6 +130,7 @@ def leave_early(
     # has stopped: a later token may run more steps, and needs their keys and values.
     by_rows = layer.rows_separable(x_BTD)
     may_end = by_rows or layer.cache is None
+    # the tokens that keep the loop running; None: all
     counted = None if by_rows else layer.token_mask
 
     shared = path.shared_keys_and_values(x_BTD, layer)

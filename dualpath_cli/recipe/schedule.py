@@ -27,8 +27,8 @@ def learning_rate(step: int, total_steps: int, settings: OptimSettings) -> float
     if settings.schedule == "wsd":
         start = cooldown_start(total_steps, settings)
     since_start = max(0, step - start)
-    falling = max(1, total_steps - start)
-    progress = min(1.0, since_start / falling)
+    falling_steps = max(1, total_steps - start)
+    progress = min(1.0, since_start / falling_steps)
 
     share = 1 - progress
     if settings.schedule == "cosine":
