@@ -147,7 +147,7 @@ class FitPass(RowPass):
         in_order = [of_places[place] for place in sorted(of_places)]
         states, targets = zip(*in_order, strict=True)
 
-        head_VD = whole_weight(self.model, self.model.head.weight).float()
+        head_VD = whole_weight(self.model, "head.weight").float()
         device = head_VD.device
         text = read_outs.Text(
             torch.cat(states).to(device), torch.cat(targets).to(device)
@@ -170,7 +170,7 @@ class ReadOutPass(AblationPass):
     def begin(self, module: DualPathModule, files: ExitStack) -> None:
         super().begin(module, files)
         arrays, *_ = from_all_ranks(self.fit.arrays)
-        self._head = whole_weight(self.model, self.model.head.weight)
+        self._head = whole_weight(self.model, "head.weight")
         self._read_outs = read_outs.read_outs_of(arrays, self._head.device)
 
     def losses(self, batch: ScoredBatch) -> dict[str, torch.Tensor]:

@@ -152,8 +152,8 @@ class PagePass(Pass):
         if self.intervention is not None:
             return
 
-        self._norm_D = whole_weight(model, model.norm.weight)
-        self._head_VD = whole_weight(model, model.head.weight)
+        self._norm_D = whole_weight(model, "norm.weight")
+        self._head_VD = whole_weight(model, "head.weight")
 
     def step(
         self, tokens: torch.Tensor, targets: torch.Tensor, places: list[int]
