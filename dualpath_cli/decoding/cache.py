@@ -121,12 +121,14 @@ class RowsOfCache:
 
         With static shapes returns all C positions.
         """
-        keys_BHCN, values_BHCN = self.write(k_R1HN, v_R1HN)
+        keys_BHSN, values_BHSN = self.write(k_R1HN, v_R1HN)
         span = self.cache.span
-        stop = span.start + 1 if span.places is None else keys_BHCN.shape[2]
+        if span.places is None:
+            keys_BHSN = keys_BHSN[:, :, : span.start + 1]
+            values_BHSN = values_BHSN[:, :, : span.start + 1]
 
-        k_RHSN = keys_BHCN[:, :, :stop].index_select(0, self.rows)
-        v_RHSN = values_BHCN[:, :, :stop].index_select(0, self.rows)
+        k_RHSN = keys_BHSN.index_select(0, self.rows)
+        v_RHSN = values_BHSN.index_select(0, self.rows)
         return k_RHSN.transpose(1, 2), v_RHSN.transpose(1, 2)
 
     def write(self, k_R1HN: torch.Tensor, v_R1HN: torch.Tensor) -> KeyValuePair:
@@ -274,23 +276,28 @@ class Cache:
         if self.intervention is not None:
             repetitions = self.intervention.core_loops or repetitions
 
-        here = None if self.intervention is None else self.intervention.within(number)
-        slots = None if here is None else here.kv_slots
+        change = self._change_within(number)
+        slots = None if change is None else change.kv_slots
         return min(repetitions, slots or repetitions)
 
     def _slots(self, number: int, layer: LayerConfig) -> int:
         """The number of caches of a layer's deep path in one application."""
-        change = None
-        if self.intervention is not None:
-            change = self.intervention.within(number)
+        if layer.block == "wide":
+            return 0
+        if layer.step_kv == "first":
+            return 1
 
-        slots = 0 if layer.block == "wide" else layer.loops
-        if slots and change is not None:
-            slots = change.loops or slots
-            slots = min(slots, change.kv_slots or slots)
+        change = self._change_within(number)
+        if change is None:
+            return layer.loops
+        steps = change.loops or layer.loops
+        return min(steps, change.kv_slots or steps)
 
-        shared = layer.step_kv == "first"
-        return min(slots, 1) if shared else slots
+    def _change_within(self, number: int) -> Intervention | None:
+        """The intervention, if there is one, in a layer."""
+        if self.intervention is None:
+            return None
+        return self.intervention.within(number)
 
     def select(self, rows: Sequence[int]) -> None:
         """Keeps these sequences of the batch, in this order; one may be repeated."""
@@ -379,15 +386,22 @@ def positions_in_cache(
             mask = _mask(None, places_T, cache.capacity)
         return Positions(rope_at(config, places_T, like), mask)
 
-    # Positions count from 0 in each document, without padding.
-    before_BS = documents_BS.cummax(1).values.roll(1, dims=1)
-    before_BS[:, 0] = -1
-    seen_BS = (documents_BS >= 0).cumsum(1)
-    begins_BS = documents_BS > before_BS
-    first_BS = torch.where(begins_BS, seen_BS, 0).cummax(1).values
-    places_BT = (seen_BS - first_BS)[:, places_T]
+    places_BT = _places_in_documents(documents_BS)[:, places_T]
     mask = _mask(documents_BS, places_T, documents_BS.shape[1])
     return Positions(rope_at(config, places_BT, like), mask)
+
+
+def _places_in_documents(documents_BS: torch.Tensor) -> torch.Tensor:
+    """Positions, (B, S), that count from 0 in each document, without padding."""
+    newest_BS = documents_BS.cummax(1).values
+    before_BS = newest_BS.roll(1, dims=1)
+    before_BS[:, 0] = -1
+    begins_BS = documents_BS > before_BS
+
+    is_token_BS = documents_BS >= 0
+    seen_BS = is_token_BS.cumsum(1)
+    first_BS = torch.where(begins_BS, seen_BS, 0).cummax(1).values
+    return seen_BS - first_BS
 
 
 def rows_of(positions: Positions, rows_R: torch.Tensor) -> Positions:

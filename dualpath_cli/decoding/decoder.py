@@ -209,9 +209,9 @@ class Decoder:
 
     def _head(self, x_BTD: torch.Tensor, last: int | None) -> torch.Tensor:
         """The logits of the `last` positions, or of all."""
-        logits: torch.Tensor = self.model.head(
-            x_BTD if last is None else x_BTD[:, -last:]
-        )
+        if last is not None:
+            x_BTD = x_BTD[:, -last:]
+        logits: torch.Tensor = self.model.head(x_BTD)
         return logits
 
     def _recorded_logits(
@@ -309,14 +309,18 @@ class JoinedAttention(Attention):
         if here.shared is not None:
             return super().forward(x_BTD, here)
 
-        widths = [part.out_features for part in (self.q_proj, self.k_proj, self.v_proj)]
+        parts = (self.q_proj, self.k_proj, self.v_proj)
+        widths = [part.out_features for part in parts]
         q_BTC, k_BTC, v_BTC = F.linear(x_BTD, self.joined).split(widths, -1)
-        q_BTHN = self._rotated_and_normed(q_BTC, self.q_norm, here.positions.rope)
-        k_BTHN = self._rotated_and_normed(k_BTC, self.k_norm, here.positions.rope)
-        k_BSHN, v_BSHN = here.seen(k_BTHN, self._by_head(v_BTC))
-        return self.o_proj(
-            attend(q_BTHN, k_BSHN, v_BSHN, here.positions.mask).flatten(2)
-        )
+
+        rope, mask = here.positions
+        q_BTHN = self._rotated_and_normed(q_BTC, self.q_norm, rope)
+        k_BTHN = self._rotated_and_normed(k_BTC, self.k_norm, rope)
+        v_BTHN = self._by_head(v_BTC)
+        k_BSHN, v_BSHN = here.seen(k_BTHN, v_BTHN)
+
+        mixed_BTHN = attend(q_BTHN, k_BSHN, v_BSHN, mask)
+        return self.o_proj(mixed_BTHN.flatten(2))
 
 
 class JoinedSwiGLU(SwiGLU):

@@ -9,7 +9,7 @@ some rows of the batch, K loops.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ from dualpath_cli.model.block import WidePath
 from dualpath_cli.model.combinations import mixture
 from dualpath_cli.model.core import Core
 from dualpath_cli.model.deep_path import DeepPath
-from dualpath_cli.model.layer_pass import CorePass, LayerPass, Repeat
+from dualpath_cli.model.layer_pass import CorePass, KeyValuePair, LayerPass, Repeat
 from dualpath_cli.model.positions import Positions
 from dualpath_cli.model.sublayer import Scales, Sublayer
 
@@ -58,6 +58,58 @@ class Exit:
         return self.planned[..., None] > k
 
 
+@dataclass
+class TakenSteps:
+    """The steps of a loop that each token has taken so far, and those that go on."""
+
+    active: torch.Tensor  # tokens that take the next step, (B, T, 1)
+    remaining: torch.Tensor  # pi, the mass that earlier steps left, (B, T, 1)
+    states: list[torch.Tensor] = field(default_factory=list)  # (B, T, D) each
+    takers: list[torch.Tensor] = field(default_factory=list)  # (B, T, 1) each
+    weights: list[torch.Tensor] = field(default_factory=list)  # (B, T, 1) each
+
+    @classmethod
+    def none(cls, x_BTD: torch.Tensor) -> "TakenSteps":
+        """No steps of tokens (B, T, D), which all take the first."""
+        of_token = x_BTD[..., :1]
+        active_BT1 = torch.ones_like(of_token, dtype=torch.bool)
+        return cls(active_BT1, torch.ones_like(of_token))
+
+    def add(self, state_BTD: torch.Tensor) -> None:
+        """Adds the state after a step, which gets all the mass that remains."""
+        self.states.append(state_BTD)
+        self.takers.append(self.active)
+        self.weights.append(self.remaining)
+
+    def leave(self, q_BT1: torch.Tensor, exit_: Exit) -> torch.Tensor:
+        """Lets tokens stop after step k, the last one; returns those that do, (B, T,
+        1).
+
+        The step gets the weight ``pi_k q_k``, and all the mass of tokens that stop.
+        """
+        k = len(self.states)
+        pi_BT1 = self.remaining
+        left_BT1 = pi_BT1 * (1 - q_BT1)
+        before_BT1 = self.active
+        active_BT1 = before_BT1 & exit_.goes_on(k, left_BT1)
+
+        self.weights[-1] = torch.where(active_BT1, pi_BT1 * q_BT1, pi_BT1)
+        self.remaining = torch.where(active_BT1, left_BT1, 0)
+        self.active = active_BT1
+        return before_BT1 & ~active_BT1
+
+    def go_on(self, token_mask: torch.Tensor | None) -> bool:
+        """Whether any token goes on, of those in a mask (B, T) if there is one."""
+        counted_BT1 = self.active
+        if token_mask is not None:
+            counted_BT1 = counted_BT1 & token_mask[..., None]
+        return bool(counted_BT1.any())
+
+    def end(self) -> None:
+        """Gives the last step the mass of tokens that would go on, but do not count."""
+        self.weights[-1] = self.weights[-1] + self.remaining
+
+
 def leave_early(
     path: DeepPath,
     layer: "DecodingLayerPass",
@@ -72,62 +124,44 @@ def leave_early(
     """
     step_indices = path.config.step_indices(layer.loops)
     loops = len(step_indices)
+    exit_ = layer.exit_of(path)  # None: no token stops
     # Of the next token of each sequence, only active tokens are computed. In other
     # passes each step is computed for all tokens, with a cache also after every token
     # has stopped: a later token may run more steps, and needs their keys and values.
     by_rows = layer.rows_separable(x_BTD)
-    exit_ = layer.exit_of(path)  # None: no token stops
+    may_end = by_rows or layer.cache is None
+    # the tokens that keep the loop running; None: all
+    counted = None if by_rows else layer.token_mask
 
     shared = path.shared_keys_and_values(x_BTD, layer)
-    active_BT1 = torch.ones_like(x_BTD[..., :1], dtype=torch.bool)
+    steps = TakenSteps.none(x_BTD)
     if awake_BT1 is not None:
-        active_BT1 = awake_BT1
+        steps.active = awake_BT1
         if by_rows:
             _keep_later_steps(path, layer, x_BTD, ~awake_BT1, 1, loops)
 
     h_BTD = x_BTD  # h_0
-    remaining_BT1 = torch.ones_like(x_BTD[..., :1])  # pi_1
-    states = []
-    taken = []
-    weights = []
     for k, step_index in enumerate(step_indices, 1):
-        if by_rows:
-            active_B = active_BT1[:, 0, 0]
-            scales = path.scales(k, layer)
-            here = replace(layer.step(k), shared=shared)
-            h_BTD = only_some(path.sublayer_of(k), h_BTD, active_B, scales, here)
-        else:
-            next_BTD = path.next_state(h_BTD, k, layer, shared)
-            h_BTD = torch.where(active_BT1, next_BTD, h_BTD)
-        states.append(h_BTD)
-        taken.append(active_BT1)
-        weights.append(remaining_BT1)
+        h_BTD = _next_state(path, layer, h_BTD, k, shared, steps.active, by_rows)
+        steps.add(h_BTD)
         if k == loops:
             break
 
         if exit_ is not None:
-            router: Any = path.router
-            with torch.autocast(h_BTD.device.type, enabled=False):
-                q_BT1 = router.step_probability(h_BTD.to(path.gains.dtype), step_index)
-            before_BT1 = active_BT1
-            weights[-1], remaining_BT1, active_BT1 = _after_step(
-                k, q_BT1, remaining_BT1, active_BT1, exit_
-            )
+            q_BT1 = _step_probability(path.router, h_BTD, path.gains.dtype, step_index)
+            stops_BT1 = steps.leave(q_BT1, exit_)
             if by_rows:
-                stops_BT1 = before_BT1 & ~active_BT1
                 _keep_later_steps(path, layer, h_BTD, stops_BT1, k + 1, loops)
-
-        counted_BT1 = active_BT1  # the tokens that keep the loop running
-        if layer.token_mask is not None and not by_rows:
-            counted_BT1 = active_BT1 & layer.token_mask[..., None]
-        if (by_rows or layer.cache is None) and not counted_BT1.any():
-            weights[-1] = weights[-1] + remaining_BT1  # of tokens that do not count
+        if may_end and not steps.go_on(counted):
+            steps.end()
             break
 
+    states = steps.states
+    weights = steps.weights
     if exit_ is None:
-        weights = _weights_of_awake(path, states, step_indices, taken[0])
+        weights = _weights_of_awake(path, states, step_indices, steps.takers[0])
     if layer.trace is not None:
-        layer.trace.record_steps(x_BTD, states, weights, loops, taken)
+        layer.trace.record_steps(x_BTD, states, weights, loops, steps.takers)
     return mixture(weights, states)
 
 
@@ -147,61 +181,58 @@ def leave_core_early(
     """
     step_indices = core.step_indices(here.loops)
     loops = len(step_indices)
+    dtype = core.router.weight.dtype
 
     x_BTD = e_BTD  # x_0
-    active_BT1 = torch.ones_like(e_BTD[..., :1], dtype=torch.bool)
-    remaining_BT1 = torch.ones_like(e_BTD[..., :1])  # pi_1
-    states = []
-    taken = []
-    weights = []
+    steps = TakenSteps.none(e_BTD)
     for r, step_index in enumerate(step_indices, 1):
-        if r > 1:
+        if r == 1:
+            x_BTD = repeat(x_BTD, 0, None)  # all tokens are active
+        else:
             injected_BTD = core.injected(x_BTD, e_BTD)
-            x_BTD = torch.where(active_BT1, injected_BTD, x_BTD)
-        # In the first repetition all tokens are active.
-        x_BTD = repeat(x_BTD, r - 1, active_BT1 if r > 1 else None)
-        states.append(x_BTD)
-        taken.append(active_BT1)
-        weights.append(remaining_BT1)
+            x_BTD = torch.where(steps.active, injected_BTD, x_BTD)
+            x_BTD = repeat(x_BTD, r - 1, steps.active)
+        steps.add(x_BTD)
         if r == loops:
             break
 
-        with torch.autocast(x_BTD.device.type, enabled=False):
-            h_BTD = x_BTD.to(core.router.weight.dtype)
-            q_BT1 = core.router.step_probability(h_BTD, step_index)
-        weights[-1], remaining_BT1, active_BT1 = _after_step(
-            r, q_BT1, remaining_BT1, active_BT1, exit_
-        )
-
-        counted_BT1 = active_BT1  # the tokens that keep the loop running
-        if here.token_mask is not None:
-            counted_BT1 = active_BT1 & here.token_mask[..., None]
-        if not cached and not counted_BT1.any():
-            weights[-1] = weights[-1] + remaining_BT1  # of tokens that do not count
+        q_BT1 = _step_probability(core.router, x_BTD, dtype, step_index)
+        steps.leave(q_BT1, exit_)
+        if not cached and not steps.go_on(here.token_mask):
+            steps.end()
             break
 
     if here.trace is not None:
-        here.trace.record_steps(e_BTD, states, weights, loops, taken)
-    return mixture(weights, states).to(e_BTD.dtype), states
+        here.trace.record_steps(e_BTD, steps.states, steps.weights, loops, steps.takers)
+    return mixture(steps.weights, steps.states).to(e_BTD.dtype), steps.states
 
 
-def _after_step(
+def _step_probability(
+    router: Any, h_BTD: torch.Tensor, dtype: torch.dtype, step_index: float
+) -> torch.Tensor:
+    """q_k of a state, (B, T, 1), in `dtype` also under autocast."""
+    with torch.autocast(h_BTD.device.type, enabled=False):
+        q_BT1: torch.Tensor = router.step_probability(h_BTD.to(dtype), step_index)
+    return q_BT1
+
+
+def _next_state(
+    path: DeepPath,
+    layer: "DecodingLayerPass",
+    h_BTD: torch.Tensor,
     k: int,
-    q_BT1: torch.Tensor,
-    remaining_BT1: torch.Tensor,
+    shared: KeyValuePair | None,
     active_BT1: torch.Tensor,
-    exit_: Exit,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The weight ``pi_k q_k`` of step k, the mass ``pi_{k+1}`` that it leaves, and the
-    tokens that go on, (B, T, 1) each.
+    by_rows: bool,
+) -> torch.Tensor:
+    """h_k of active tokens, and h_{k-1} of others, (B, T, D)."""
+    if not by_rows:
+        next_BTD = path.next_state(h_BTD, k, layer, shared)
+        return torch.where(active_BT1, next_BTD, h_BTD)
 
-    The last step of a token takes all the mass.
-    """
-    left_BT1 = remaining_BT1 * (1 - q_BT1)
-    goes_on_BT1 = active_BT1 & exit_.goes_on(k, left_BT1)
-    weight_BT1 = torch.where(goes_on_BT1, remaining_BT1 * q_BT1, remaining_BT1)
-    left_BT1 = torch.where(goes_on_BT1, left_BT1, 0)
-    return weight_BT1, left_BT1, goes_on_BT1
+    scales = path.scales(k, layer)
+    here = replace(layer.step(k), shared=shared)
+    return only_some(path.sublayer_of(k), h_BTD, active_BT1[:, 0, 0], scales, here)
 
 
 def _keep_later_steps(

@@ -38,11 +38,7 @@ class Sampler:
         exact = torch.promote_types(logits_BV.dtype, torch.float32)
         logits_BI = logits_BV[:, : self._ids].to(exact)
         if self._sampling.greedy:
-            likeliest_B = logits_BI.argmax(-1)
-            probs_BI = F.one_hot(likeliest_B, logits_BI.shape[-1]).to(exact)
-            # argmax takes nan for the largest: `draw` must see it.
-            has_nan_B1 = logits_BI.isnan().any(-1, keepdim=True)
-            probs_BI = probs_BI.masked_fill(has_nan_B1, torch.nan)
+            probs_BI = _all_to_likeliest(logits_BI)
         else:
             scaled_BI = logits_BI / self._sampling.temperature
             probs_BI = self._filtered(scaled_BI).softmax(-1)
@@ -90,12 +86,24 @@ class Sampler:
 
         if sampling.top_p < 1:
             sorted_BI, order_BI = logits_BI.sort()
-            excluded_BI = sorted_BI.softmax(-1).cumsum(-1) <= 1 - sampling.top_p
+            cumulative_BI = sorted_BI.softmax(-1).cumsum(-1)
+            excluded_BI = cumulative_BI <= 1 - sampling.top_p
             excluded_BI[:, -1] = False
             excluded_BI = excluded_BI.scatter(1, order_BI, excluded_BI)
             logits_BI = logits_BI.masked_fill(excluded_BI, -torch.inf)
 
         return logits_BI
+
+
+def _all_to_likeliest(logits_BI: torch.Tensor) -> torch.Tensor:
+    """Probability 1 for the likeliest id, (B, I); nan where a logit is nan."""
+    n_ids = logits_BI.shape[-1]
+    likeliest_B = logits_BI.argmax(-1)
+    probs_BI = F.one_hot(likeliest_B, n_ids).to(logits_BI.dtype)
+
+    # argmax takes nan for the largest: `draw` must see it.
+    has_nan_B1 = logits_BI.isnan().any(-1, keepdim=True)
+    return probs_BI.masked_fill(has_nan_B1, torch.nan)
 
 
 EndReason = Literal["eot", "stop", "length", "window"]
@@ -327,16 +335,9 @@ def generate_with_drafts(
         n_new = len(ids) - len(prompt)
         left = min(limits.max_new_tokens - n_new, limits.window + 1 - len(ids))
 
-        drafted: list[int] = []
-        q_NV: list[torch.Tensor] = []  # probabilities (V,) of each draw
         # If nothing was read before, there is nothing to rewind to.
         most = min(length, left - 1) if n_read else 0
-        for _ in range(most):
-            last = drafted[-1] if drafted else ids[-1]
-            logits_1V = decoder.logits(torch.tensor([[last]]), drafting=True)[:, -1]
-            q_1V = sampler.probabilities(logits_1V)
-            drafted.append(int(sampler.draw(q_1V, [generator])))
-            q_NV.append(q_1V[0])
+        drafted, q_NV = write_draft(decoder, ids[-1], most, sampler, generator)
 
         decoder.rewind(n_read)
         logits_NV = decoder.logits(torch.tensor([[ids[-1], *drafted]]))[0]
@@ -355,6 +356,27 @@ def generate_with_drafts(
                 break
 
 
+def write_draft(
+    decoder: Decoder,
+    last: int,
+    length: int,
+    sampler: Sampler,
+    generator: torch.Generator,
+) -> tuple[list[int], list[torch.Tensor]]:
+    """Drafts the N ids that follow the `last` one; returns them, and the probabilities
+    (V,) of each draw."""
+    drafted = []
+    q_NV = []
+    for _ in range(length):
+        logits_11V = decoder.logits(torch.tensor([[last]]), drafting=True)
+        q_1V = sampler.probabilities(logits_11V[:, -1])
+        last = int(sampler.draw(q_1V, [generator]))
+        drafted.append(last)
+        q_NV.append(q_1V[0])
+
+    return drafted, q_NV
+
+
 def verify_draft(
     drafted: Sequence[int],
     q_NV: Sequence[torch.Tensor],
@@ -366,9 +388,12 @@ def verify_draft(
 
     `q_NV` are the probabilities of the drafts, `p_NV` (N + 1, V) those of the model.
     """
-    for place, (id, q_V, p_V) in enumerate(zip(drafted, q_NV, p_NV[:-1], strict=True)):
+    draws = zip(drafted, q_NV, p_NV[:-1], strict=True)
+    for place, (id, q_V, p_V) in enumerate(draws):
+        p = float(p_V[id])
+        q = float(q_V[id])
         chance = torch.rand((), dtype=torch.float64, generator=generator)
-        is_kept = bool(chance * float(q_V[id]) < float(p_V[id]))  # False if p is nan
+        is_kept = bool(chance * q < p)  # False if p is nan
         if is_kept:
             continue
 

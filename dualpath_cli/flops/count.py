@@ -144,14 +144,21 @@ def _ffn_flops(layer: LayerConfig, d_ffn: int | None) -> int:
 
 def core_flops(config: ModelConfig) -> LayerFlops:
     """Forward FLOPs per token of the core besides those of its layers."""
-    if config.core is None:
-        return LayerFlops(0, 0, 0, 0, 0)
+    between = 0
+    if config.core is not None:
+        between = config.core_loops - 1  # repetitions but the first, or but the last
 
-    between = config.core_loops - 1  # repetitions but the first, or but the last
     d = config.d_model
-    injection = between * 4 * d**2 if config.injection == "linear" else 0
-    router = between * 2 * (d + 1) if config.routes_core else 0
-    return LayerFlops(0, 0, 0, router, 0, injection)
+    injection = 4 * d**2 if config.injection == "linear" else 0
+    router = 2 * (d + 1) if config.routes_core else 0
+    return LayerFlops(
+        deep=0,
+        wide=0,
+        gate=0,
+        router=between * router,
+        attention_scores=0,
+        injection=between * injection,
+    )
 
 
 def gate_flops(config: ModelConfig) -> int:
@@ -292,7 +299,8 @@ def _back_through(
     flops = 0
     for layer in reversed(layers):
         steps = layer.loops if last is None else min(last, layer.loops)
-        flops += layer_flops(replace(layer, loops=steps, core_loops=1), seq_len).total
+        with_gradient = replace(layer, loops=steps, core_loops=1)
+        flops += layer_flops(with_gradient, seq_len).total
         # Without an earlier step, the input of a loop block is only seen through keys
         # and values that the steps share.
         if layer.block == "loop" and steps < layer.loops and layer.step_kv == "own":
@@ -370,15 +378,19 @@ def parameters_by_applications(config: ModelConfig) -> dict[int, int]:
     """
     found: Counter[int] = Counter()
     parts = parameters_by_part(config)
-    found[1] += parts["embedding"] + parts["head"] + parts["final_norm"]
+    for outside in ("embedding", "head", "final_norm"):
+        found[1] += parts[outside]
     for layer, times in Counter(config.layers).items():
         for applied, number in _applied(layer):
             found[applied] += times * number
 
     # injection and router stand between repetitions
     between = config.core_loops - 1
-    found[between] += sum(map(shapes.numbers, shapes.core(config).values()))
-    return {applied: found[applied] for applied in sorted(found) if found[applied]}
+    for of_part in shapes.core(config).values():
+        found[between] += shapes.numbers(of_part)
+
+    in_order = sorted(found.items())
+    return {applied: number for applied, number in in_order if number}
 
 
 def _applied(layer: LayerConfig) -> Iterator[tuple[int, int]]:

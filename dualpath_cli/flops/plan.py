@@ -65,11 +65,14 @@ class Memory:
 def plan(config: ModelConfig, strategy: Strategy, cluster: Cluster) -> Memory:
     """The memory that training takes on each GPU."""
     shards = _shards(strategy, cluster)
-    weights = FLOAT32 * sum(numbers(unit, shards) for unit in units(config)) // shards
-    gradients = weights - FLOAT32 * _untrained(config, shards) // shards
+    whole = FLOAT32 * sum(numbers(unit, shards) for unit in units(config))
+    weights = whole // shards
+    without_gradient = FLOAT32 * _untrained(config, shards)
+    gradients = weights - without_gradient // shards
     moments = 2 * gradients
     if cluster.optimizer == "muon":  # one moment instead of two
-        moments -= FLOAT32 * numbers(hidden(config), shards) // shards
+        second_moments = FLOAT32 * numbers(hidden(config), shards)
+        moments -= second_moments // shards
 
     gathered = 0
     unreduced = gradients if cluster.gpus > 1 else 0  # PyTorch's buckets of ddp
@@ -112,11 +115,10 @@ def _activations(config: ModelConfig, cluster: Cluster) -> tuple[int, int]:
     working = _loss(config, tokens)
 
     *blocks, _ = units(config)
-    kept = [
-        times
-        for times, stretch in zip((prelude, core, coda), config.stretches, strict=True)
-        for _ in stretch
-    ]
+    kept: list[int] = []  # applications of each layer
+    for times, stretch in zip((prelude, core, coda), config.stretches, strict=True):
+        kept += [times] * len(stretch)
+
     for layer, unit, times in zip(config.layers, blocks, kept, strict=True):
         weights = numbers(unit)
         steps = min(layer.loops, cluster.backprop_loops or layer.loops)
@@ -219,7 +221,9 @@ def saved_by_block(
     n = count.passes(layer.block, layer.loops)
     deep = 0 if layer.block == "wide" else layer.loops
     with_ffn = n if layer.deep_ffn else n - deep
-    with_keys = n - deep + min(1, deep) if layer.step_kv == "first" else n
+    with_keys = n
+    if layer.step_kv == "first":
+        with_keys -= max(0, deep - 1)
 
     # q, k, v, gate, up and the outputs of attention, o_proj and down_proj, in bf16
     keys = layer.head_dim * layer.n_kv_heads
@@ -267,12 +271,17 @@ def _backward(layer: LayerConfig) -> int:
 def _widths(layer: LayerConfig) -> list[int]:
     """Effective FFN width of each pass of a block; with experts, the sum over a
     token's."""
-    width = layer.effective_width(layer.d_ffn or 0) if layer.deep_ffn else 0
-    deep = [width] * layer.loops
-    wide = [layer.effective_width(layer.d_ffn_wide or 0)]
-    if layer.n_experts:
-        wide = [layer.top_k * layer.expert_width]
-    return {"dual": deep + wide, "loop": deep, "wide": wide}[layer.block]
+    widths = []
+    if layer.block != "wide":
+        deep = layer.effective_width(layer.d_ffn or 0) if layer.deep_ffn else 0
+        widths += [deep] * layer.loops
+
+    if layer.block != "loop":
+        wide = layer.effective_width(layer.d_ffn_wide or 0)
+        if layer.n_experts:
+            wide = layer.top_k * layer.expert_width
+        widths.append(wide)
+    return widths
 
 
 def _residual(config: ModelConfig) -> int:

@@ -93,9 +93,11 @@ def has_effect(name: str, model: ModelConfig) -> bool:
     mapping, _, entry = name.rpartition(".")
     needed: tuple[ModelPart, ...] = ()
     if name in KEYS:
-        needed = KEYS[name].matters_in
-        other = KEYS[name].only_with
-        if other is not None and other.key == "model.core" and model.core is None:
+        key_of_name = KEYS[name]
+        needed = key_of_name.matters_in
+        other = key_of_name.only_with
+        needs_core = other is not None and other.key == "model.core"
+        if needs_core and model.core is None:
             return False
     elif mapping in KEYS:
         needed = KEYS[mapping].entries_matter_in.get(entry, ())

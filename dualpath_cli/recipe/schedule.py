@@ -26,7 +26,9 @@ def learning_rate(step: int, total_steps: int, settings: OptimSettings) -> float
     start = warmup
     if settings.schedule == "wsd":
         start = cooldown_start(total_steps, settings)
-    progress = min(1.0, max(0, step - start) / max(1, total_steps - start))
+    since_start = max(0, step - start)
+    falling_steps = max(1, total_steps - start)
+    progress = min(1.0, since_start / falling_steps)
 
     share = 1 - progress
     if settings.schedule == "cosine":
@@ -84,9 +86,9 @@ class StepLoops:
 
         counts: dict[int, float] = {}
         for (first, choices), end in zip(self.phases, ends, strict=True):
+            of_each = (end - first) / len(choices)
             for loops in choices:
-                of_phase = (end - first) / len(choices)
-                counts[loops] = counts.get(loops, 0) + of_phase
+                counts[loops] = counts.get(loops, 0) + of_each
         return counts
 
 

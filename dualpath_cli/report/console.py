@@ -81,11 +81,16 @@ Amounts = Callable[[int, int | None], str]
 
 
 def counted(unit: str) -> Amounts:
-    """Amounts as whole numbers: `3 of 10 batches`."""
+    """Amounts as whole numbers: `3 of 10 batches`.
+
+    Beyond the total: `12 batches, 10 wanted`.
+    """
 
     def text(done: int, total: int | None) -> str:
         if total is None:
             return f"{done:,} {unit}"
+        if done > total:
+            return f"{done:,} {unit}, {total:,} wanted"
         return f"{done:,} of {total:,} {unit}"
 
     return text
@@ -120,8 +125,10 @@ class Progress:
         *,
         transient: bool = False,
     ) -> None:
-        """`total` is the sum of all `advance`, if known; a `transient` bar is erased at
-        the end."""
+        """`total` is the sum of all `advance`, if known, or the least that it must be.
+
+        A `transient` bar is erased at the end.
+        """
         self._console = console
         self._title = title
         self._amounts = amounts
@@ -203,9 +210,11 @@ class Progress:
 
         timed = self._done - self._before
         if self._total and self._start is not None and timed > 0:
-            pace = (now - self._start) / timed
             left = self._total - self._done
-            state += f", {duration(pace * left)} left"
+            # Beyond the total nobody knows how much is left.
+            if left >= 0:
+                pace = (now - self._start) / timed
+                state += f", {duration(pace * left)} left"
         text = f"{self._title}: {state}"
         self._console.print(
             text, highlight=False, markup=False, emoji=False, soft_wrap=True

@@ -42,6 +42,7 @@ from dualpath_cli.report.bootstrap import clusters_of
 from dualpath_cli.report.console import Progress, counted
 from dualpath_cli.run.checkpoint_files import hash_file
 from dualpath_cli.run.exported_folder import hash_of_weights
+from dualpath_cli.run.weights import from_all_ranks
 from dualpath_cli.training.data_module import TokenBatch
 from dualpath_cli.training.launch import StudyLaunch
 from dualpath_cli.training.module import DualPathModule
@@ -135,6 +136,7 @@ _DAMAGED = (
     zlib.error,
 )
 """What reading a missing or damaged file of arrays raises."""
+FoundT = TypeVar("FoundT")
 FILLER = -1  # the place of a window that only fills up a batch
 
 
@@ -235,6 +237,14 @@ class Pass(ABC):
         if self.table is not None:
             digest.update(hash_file(self.path.with_suffix(self.table)).encode())
         return digest.hexdigest()
+
+
+def found_by_all_ranks(own: Mapping[int, FoundT]) -> dict[int, FoundT]:
+    """What all ranks found, by the places of windows in their source."""
+    found: dict[int, FoundT] = {}
+    for of_rank in from_all_ranks(own):
+        found |= of_rank
+    return found
 
 
 def read_arrays(path: Path) -> Arrays:

@@ -138,6 +138,16 @@ def sharded_as(parameter: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     )
 
 
+def whole_weight(model: DualPathLM, name: str) -> torch.Tensor:
+    """A weight of the model whole on each rank, without gradients; all ranks call."""
+    if isinstance(model, FSDPModule):
+        # An earlier forward gathered the weight, and may free it.
+        model.reshard()
+    weight = model.get_parameter(name)
+    whole = weight.full_tensor() if isinstance(weight, DTensor) else weight
+    return whole.detach()
+
+
 def _copy_sharded(parameter: torch.Tensor, value: torch.Tensor) -> None:
     parameter.copy_(sharded_as(parameter, value))
 

@@ -220,6 +220,24 @@ def test_the_time_left_leaves_out_the_first_part_and_names_are_shown_as_they_are
     ]
 
 
+def test_work_beyond_its_total_says_how_much_it_was_and_no_time_left(monkeypatch):
+    # The last of three pieces of 4,000 tokens is whole.
+    clock = iter([0, 60, 120, 180])
+    monkeypatch.setattr(
+        "dualpath_cli.report.console.time.monotonic", lambda: next(clock)
+    )
+    screen = io.StringIO()
+    console = plain_console(file=screen)
+    progress = Progress(console, "reading", counted("tokens"), 10_000)
+    for _ in range(3):
+        progress.advance(4_000)
+    assert screen.getvalue().splitlines() == [
+        "reading: 4,000 of 10,000 tokens",
+        "reading: 8,000 of 10,000 tokens, 0.5 min left",
+        "reading: 12,000 tokens, 10,000 wanted",
+    ]
+
+
 # The colours of figures, against a model of how people see, colour-blind ones too
 
 

@@ -13,27 +13,33 @@ Shapes: B windows of a batch, T positions, N tokens, D model width.
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.distributed.tensor import DTensor
 
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.data.windows import Windows
 from dualpath_cli.decoding.decoding_pass import forward
-from dualpath_cli.model import DualPathLM, RoutingTrace
+from dualpath_cli.decoding.early_exit import Schedule
 from dualpath_cli.model.loss import IGNORE
 from dualpath_cli.report.bootstrap import clusters_of
 from dualpath_cli.report.seeds import seed_from
 from dualpath_cli.run.weights import from_all_ranks
 from dualpath_cli.study.ablation import read_outs, schedules
 from dualpath_cli.study.ablation.options import AblationRow
-from dualpath_cli.study.ablation.scores import AblationPass
-from dualpath_cli.study.bench import FILLER, Arrays, Pass, array_digest
+from dualpath_cli.study.ablation.passes import AblationPass, RowPass, ScoredBatch
+from dualpath_cli.study.bench import (
+    FILLER,
+    Arrays,
+    Pass,
+    array_digest,
+    found_by_all_ranks,
+)
 from dualpath_cli.training.module import DualPathModule
+from dualpath_cli.training.parallel import whole_weight
 
 SEED = 0
 """Seed of the division of documents."""
@@ -107,10 +113,8 @@ def divide(source: str, windows: Windows, multiple_of: int) -> Division:
 
 
 @dataclass
-class FitPass(Pass):
+class FitPass(RowPass):
     """Fits the read-outs of an intervention."""
-
-    row: AblationRow
 
     @property
     def title(self) -> str:
@@ -118,14 +122,10 @@ class FitPass(Pass):
 
     @property
     def decisive(self) -> Mapping[str, Any]:
-        return {
-            "intervention": asdict(self.row.intervention),
-            "fit": read_outs.FACTS,
-        }
+        return {**super().decisive, "fit": read_outs.FACTS}
 
     def begin(self, module: DualPathModule, files: ExitStack) -> None:
-        assert module.model is not None
-        self._model = module.model
+        super().begin(module, files)
         # by place: head inputs (T, D) and next tokens (T,) of a window
         self._text: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
@@ -133,7 +133,7 @@ class FitPass(Pass):
         self, tokens: torch.Tensor, targets: torch.Tensor, places: list[int]
     ) -> None:
         z_BTD = forward(
-            self._model, tokens, intervention=self.row.intervention, head=False
+            self.model, tokens, intervention=self.row.intervention, head=False
         )
         for z_TD, targets_T, place in zip(z_BTD, targets, places, strict=True):
             if place != FILLER:
@@ -143,13 +143,11 @@ class FitPass(Pass):
 
     def end(self) -> Arrays:
         """The numbers of the read-outs, and of their fits."""
-        of_places: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        for of_rank in from_all_ranks(self._text):
-            of_places |= of_rank
-
+        of_places = found_by_all_ranks(self._text)
         in_order = [of_places[place] for place in sorted(of_places)]
         states, targets = zip(*in_order, strict=True)
-        head_VD = whole_head(self._model).float()
+
+        head_VD = whole_weight(self.model, "head.weight").float()
         device = head_VD.device
         text = read_outs.Text(
             torch.cat(states).to(device), torch.cat(targets).to(device)
@@ -172,32 +170,26 @@ class ReadOutPass(AblationPass):
     def begin(self, module: DualPathModule, files: ExitStack) -> None:
         super().begin(module, files)
         arrays, *_ = from_all_ranks(self.fit.arrays)
-        self._head = whole_head(self.model)
+        self._head = whole_weight(self.model, "head.weight")
         self._read_outs = read_outs.read_outs_of(arrays, self._head.device)
 
-    def losses(
-        self,
-        tokens: torch.Tensor,
-        targets: torch.Tensor,
-        trace: RoutingTrace,
-        token_mask: torch.Tensor,
-        places: list[int],
-    ) -> dict[str, torch.Tensor]:
+    def losses(self, batch: ScoredBatch) -> dict[str, torch.Tensor]:
         z_BTD = forward(
             self.model,
-            tokens,
-            trace=trace,
+            batch.tokens,
+            trace=batch.trace,
             intervention=self.row.intervention,
-            token_mask=token_mask,
+            token_mask=batch.overridden,
             head=False,
         )
-        nats = {"nats": self.model.loss(z_BTD, self._head, targets).double()}
+        states = {"nats": z_BTD}
         for name, read_out in self._read_outs.items():
             with torch.autocast(z_BTD.device.type, enabled=False):
-                mapped_BTD = read_out(z_BTD.float()).to(z_BTD.dtype)
-            nll_BT = self.model.loss(mapped_BTD, self._head, targets)
-            nats[f"nats_{name}"] = nll_BT.double()
-        return nats
+                states[f"nats_{name}"] = read_out(z_BTD.float()).to(z_BTD.dtype)
+        return {
+            name: self.model.loss(state_BTD, self._head, batch.targets).double()
+            for name, state_BTD in states.items()
+        }
 
 
 @dataclass
@@ -208,16 +200,9 @@ class ExitPass(AblationPass):
         super().begin(module, files)
         self._counts = schedules.StepCounts(module.config)
 
-    def losses(
-        self,
-        tokens: torch.Tensor,
-        targets: torch.Tensor,
-        trace: RoutingTrace,
-        token_mask: torch.Tensor,
-        places: list[int],
-    ) -> dict[str, torch.Tensor]:
-        nats = super().losses(tokens, targets, trace, token_mask, places)
-        self._counts.add(trace, targets != IGNORE)
+    def losses(self, batch: ScoredBatch) -> dict[str, torch.Tensor]:
+        nats = super().losses(batch)
+        self._counts.add(batch.trace, batch.scored)
         return nats
 
     def end(self) -> Arrays:
@@ -250,32 +235,15 @@ class BlindPass(AblationPass):
         assert blind is not None
         self._means = schedules.means_of(counts["steps"], counts["takers"], blind)
 
-    def losses(
-        self,
-        tokens: torch.Tensor,
-        targets: torch.Tensor,
-        trace: RoutingTrace,
-        token_mask: torch.Tensor,
-        places: list[int],
-    ) -> dict[str, torch.Tensor]:
-        schedule = schedules.schedule_of(
+    def schedule(self, batch: ScoredBatch) -> Schedule:
+        return schedules.schedule_of(
             self._module.config,
             self._means,
             self.source,
-            places,
-            tokens.shape[1],
-            tokens.device,
+            batch.places,
+            batch.tokens.shape[1],
+            batch.tokens.device,
         )
-        nll_BT = forward(
-            self.model,
-            tokens,
-            targets,
-            trace=trace,
-            intervention=self.row.intervention,
-            token_mask=token_mask,
-            schedule=schedule,
-        )
-        return {"nats": nll_BT.double()}
 
 
 def depth_passes(
@@ -298,10 +266,3 @@ def depth_passes(
             passes.append(BlindPass(source, scored, row, exit_=exit_))
 
     return passes
-
-
-def whole_head(model: DualPathLM) -> torch.Tensor:
-    """The head's weight on all ranks, (V, D), without gradients."""
-    weight = model.head.weight
-    whole = weight.full_tensor() if isinstance(weight, DTensor) else weight
-    return whole.detach()

@@ -23,9 +23,9 @@ from dualpath_cli.report.bootstrap import Floats
 from dualpath_cli.spec.intervention import Intervention
 from dualpath_cli.study.ablation import read_outs
 from dualpath_cli.study.ablation.depth import BlindPass, Division, FitPass, ReadOutPass
+from dualpath_cli.study.ablation.passes import AblationPass
 from dualpath_cli.study.ablation.scores import (
     AS_TRAINED,
-    AblationPass,
     Result,
     means_per_token,
     result_of,

@@ -3,8 +3,8 @@ windows.
 
 1. every source is cut into the same windows as in `validate`;
 2. each source is scored under the learned router, then under each intervention of the
-   suites (`options.py`); finished passes of an earlier call are not scored again
-   (`bench.py`);
+   suites (`options.py`, `passes.py`); finished passes of an earlier call are not scored
+   again (`bench.py`);
 3. each intervention is compared with the learned router window by window, with a
    bootstrap interval over documents (`scores.py`);
 4. the suite `depth` divides the documents of a source: read-outs are fitted on some,
@@ -43,9 +43,9 @@ from dualpath_cli.study.ablation.options import (
     Ablate,
     AblationRow,
 )
+from dualpath_cli.study.ablation.passes import AblationPass
 from dualpath_cli.study.ablation.scores import (
     ONLY_DEPTH,
-    AblationPass,
     Excess,
     Result,
     compare,

@@ -26,10 +26,11 @@ from dualpath_cli.run.exported_folder import hash_of_weights
 from dualpath_cli.run.tables import read_csv
 from dualpath_cli.spec.config import ModelConfig
 from dualpath_cli.spec.intervention import Intervention
-from dualpath_cli.study.ablation import scores
+from dualpath_cli.study.ablation import passes
 from dualpath_cli.study.ablation.figures import draw_figures
 from dualpath_cli.study.ablation.options import SUITES, Ablate, AblationRow
-from dualpath_cli.study.ablation.scores import AblationPass, Result, compare, excesses
+from dualpath_cli.study.ablation.passes import AblationPass
+from dualpath_cli.study.ablation.scores import Result, compare, excesses
 from dualpath_cli.study.ablation.tables import excess_table, layer_table, source_table
 from dualpath_cli.study.controls import MatchQuality
 from dualpath_cli.study.parts_of_speech import ForcedClass
@@ -259,8 +260,8 @@ def test_a_token_passes_the_layers_of_the_repetitions_that_it_took(seed, repetit
             own.step_weights = torch.from_numpy(weights_BTK)
         trace.layers.append(own)
 
-    passes_BT = scores._passes_of_tokens(trace, 3)
-    loops_BT = scores._loops_of_tokens(trace)
+    passes_BT = passes._passes_of_tokens(trace, 3)
+    loops_BT = passes._loops_of_tokens(trace)
     for at in np.ndindex(shape):
         passed = 0
         loops = []

@@ -20,18 +20,21 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import torch
 import torch.nn.functional as F
-from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
 
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.files import replacing
 from dualpath_cli.data.windows import Windows
 from dualpath_cli.model import RoutingTrace
 from dualpath_cli.model.loss import IGNORE
-from dualpath_cli.run.weights import from_all_ranks
 from dualpath_cli.spec.config import ModelConfig
 from dualpath_cli.spec.intervention import Intervention
-from dualpath_cli.study.bench import FILLER, Arrays, Pass, read_arrays
+from dualpath_cli.study.bench import (
+    FILLER,
+    Arrays,
+    Pass,
+    found_by_all_ranks,
+    read_arrays,
+)
 from dualpath_cli.study.routing.options import RoutingOptions
 from dualpath_cli.study.routing.page import tokens_with_room
 from dualpath_cli.study.routing.readouts import (
@@ -47,6 +50,7 @@ from dualpath_cli.study.routing.readouts import (
 )
 from dualpath_cli.study.routing.tokens import TOKENS, Example, PageData
 from dualpath_cli.training.module import DualPathModule
+from dualpath_cli.training.parallel import whole_weight
 
 TOP = 3  # likeliest tokens of a state's prediction that are kept
 GATES: Mapping[Any, str] = {
@@ -148,11 +152,8 @@ class PagePass(Pass):
         if self.intervention is not None:
             return
 
-        if isinstance(model, FSDPModule):
-            # An earlier forward gathered these weights, and may free them.
-            model.reshard()
-        self._norm_D = _whole(model.norm.weight)
-        self._head_VD = _whole(model.head.weight)
+        self._norm_D = whole_weight(model, "norm.weight")
+        self._head_VD = whole_weight(model, "head.weight")
 
     def step(
         self, tokens: torch.Tensor, targets: torch.Tensor, places: list[int]
@@ -189,10 +190,7 @@ class PagePass(Pass):
 
         Sequences are in the order of the source.
         """
-        found: dict[int, Arrays] = {}
-        for rank_found in from_all_ranks(self._found):
-            found |= rank_found
-
+        found = found_by_all_ranks(self._found)
         order = np.argsort(self.windows.numbers)  # windows go from longest to shortest
         in_order = [found[place] for place in order.tolist()]
         arrays = {
@@ -251,11 +249,6 @@ class Prediction(NamedTuple):
 
     ids: torch.Tensor  # (N, TOP), likeliest first
     shares: torch.Tensor  # their probabilities, (N, TOP)
-
-
-def _whole(weight: torch.Tensor) -> torch.Tensor:
-    """A weight of all ranks, without gradients."""
-    return weight.full_tensor() if isinstance(weight, DTensor) else weight.detach()
 
 
 def _states_by_place(
