@@ -61,10 +61,9 @@ UNCONDITIONAL = 1_000_000
     ("name", "file", "raw"),
     [
         ("arc_challenge", "arc_challenge__test", ()),
-        ("piqa", "piqa__val", ()),
         ("piqa", "piqa__val", ("goal", "sol1", "sol2", "label")),
     ],
-    ids=["arc_challenge", "piqa", "rows of the dataset"],
+    ids=["arc_challenge", "piqa by the rows of its dataset"],
 )
 def test_the_requests_are_those_of_olmes_byte_for_byte(
     name, file, raw, shared_data, tmp_path
