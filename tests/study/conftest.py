@@ -119,9 +119,9 @@ def studied(share: Share, opened: Callable[..., Path]) -> Study:
                 tag_by_letter(patch)
                 for user in USERS_OF_FIGURES:
                     patch.setattr(user, save if drawn else lambda folder, figures: [])
-                # Large batches of a tiny model take no longer than small ones.
-                run = ["--ckpt_path", str(folder / "default"), "--run.micro_batch", "8"]
-                assert main([command, *run, *words]) == 0
+                assert (
+                    main([command, "--ckpt_path", str(folder / "default"), *words]) == 0
+                )
             (folder / "shown.txt").write_text(shown.getvalue())
 
         folder = share(f"study-{digest_of([changes, drawn, command, *words])}", fill)
