@@ -19,7 +19,7 @@ from fsspec.utils import glob_translate
 
 from data_prep import sample
 from data_prep.input_files import Corpus, InputFile, RemoteFile
-from data_prep.packaged import primitives_texts
+from data_prep.packaged import PRIMITIVES_SHA256, primitives_texts
 from data_prep.settings import NEMOTRON, PRIMITIVES, SAMPLE, SourceSettings
 from dualpath_cli.base.errors import UserError, did_you_mean, listed
 from dualpath_cli.base.files import write_text
@@ -28,6 +28,7 @@ from dualpath_cli.data.documents import Source, source_files
 from dualpath_cli.data.hub import FIRST_ANSWER_SECONDS, explaining_errors, hub_client
 from dualpath_cli.data.manifest import HUB, dataset_of
 from dualpath_cli.data.rows import kind_of, suffixes
+from dualpath_cli.data.storage import sha256_of
 
 FILE_BYTES = 350_000_000  # size of an average file of Nemotron-CC
 TOKENS_PER_BYTE = 200_000_000 / FILE_BYTES
@@ -93,14 +94,12 @@ def _sample_file() -> InputFile:
 
 def _primitives_file(downloads: Path) -> InputFile:
     """The texts of primitives, written where files that are fetched would be."""
-    content = primitives_texts()
     path = downloads / PRIMITIVES / "train.jsonl"
-    if not path.is_file() or path.read_bytes() != content:
-        write_text(path, content.decode())
+    if not path.is_file() or sha256_of(path) != PRIMITIVES_SHA256:
+        write_text(path, primitives_texts().decode())
 
-    digest = hashlib.sha256(content).hexdigest()
     stat = path.stat()
-    return InputFile(path.name, stat.st_size, digest, path, stat.st_mtime_ns)
+    return InputFile(path.name, stat.st_size, PRIMITIVES_SHA256, path, stat.st_mtime_ns)
 
 
 # Nemotron-CC: a list of paths at Common Crawl, or at a mirror

@@ -36,6 +36,10 @@ def _json_lines(texts: Iterable[str]) -> bytes:
     return "".join(lines).encode()
 
 
+PRIMITIVES_SHA256 = "ee95c322a51bb990f49ce3865593a3a4f1fe85d9b91a4b3e47c0d49530f64018"
+"""Of `primitives_texts`, which draws them for seconds."""
+
+
 def primitives_texts() -> bytes:
     """The texts of reasoning primitives for training, as JSON lines."""
     return _json_lines(primitives.training_texts())

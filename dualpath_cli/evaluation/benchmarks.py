@@ -9,7 +9,7 @@ Reasoning primitives are made from a seed, and are not the paper's.
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import chain
 from pathlib import Path
 from statistics import mean
@@ -87,10 +87,10 @@ class Benchmark:
     def config(self) -> dict[str, Any]:
         """The benchmark's task file; of a file with several tasks, its own."""
         if self.is_made:
-            return _read_task_file(f"{PRIMITIVES}.yaml")
+            return dict(_read_task_file(f"{PRIMITIVES}.yaml"))
 
         file = MATH if self.name.startswith(MATH) else self.name
-        config = _read_task_file(f"{file}.yaml")
+        config = dict(_read_task_file(f"{file}.yaml"))
         if config.pop("group", None) is not None:
             by_name = {f"{MATH}_{task['task']}": task for task in config["task"]}
             config |= by_name[self.name]
@@ -212,6 +212,7 @@ def _function(loader: _Loader, node: Any) -> Function:
 _Loader.add_constructor("!function", _function)
 
 
+@cache
 def _read_task_file(file: str) -> dict[str, Any]:
     """A task file over the one that it includes."""
     config = yaml.load((TASKS / file).read_text(encoding="utf-8"), _Loader)

@@ -10,7 +10,7 @@ import json
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +122,8 @@ def load_task(
     task_class = config.pop("class", ConfigurableTask)
     # Of the worked examples, the harness takes the first.
     shots = {config.get("fewshot_split"): config["num_fewshot"]}
-    config["process_docs"] = partial(config["process_docs"], first=shots)
+    # The harness asks for the documents many times, and would render them each time.
+    config["process_docs"] = cache(partial(config["process_docs"], first=shots))
 
     # A local benchmark is named by its files, another by its dataset on the hub.
     files = changes["dataset_kwargs"]["data_files"] if changes else {}

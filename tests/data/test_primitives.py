@@ -1,6 +1,7 @@
 """Reasoning primitives, against an interpreter of the programs."""
 
 import hashlib
+import json
 import random
 from itertools import chain
 
@@ -8,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from data_prep.packaged import PRIMITIVES_SHA256
 from dualpath_cli.data import primitives
 from dualpath_cli.data.primitives import (
     FAMILIES,
@@ -110,6 +112,8 @@ def test_a_test_asks_for_as_many_hops_as_its_name_says(name):
 
 
 def test_the_bytes_are_always_the_same(texts):
+    lines = "".join(json.dumps({"text": text}) + "\n" for text in texts)
+    assert hashlib.sha256(lines.encode()).hexdigest() == PRIMITIVES_SHA256
     made = hashlib.sha256("".join(texts).encode())
     for name in NAMES:
         made.update(repr(level_test(name)).encode())

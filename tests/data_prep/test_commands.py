@@ -2,6 +2,7 @@
 find."""
 
 import dataclasses
+import hashlib
 import json
 import random
 import re
@@ -18,11 +19,12 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep import sample
+from data_prep import corpora, packaged, sample
 from data_prep import tokenizer as tokenizer_command
 from data_prep.settings import settings_from
 from dualpath_cli.base.errors import RunFailed, UserError
 from dualpath_cli.cli.main import main
+from dualpath_cli.data import primitives
 from dualpath_cli.data.manifest import Manifest
 from dualpath_cli.data.storage import sha256_of
 from dualpath_cli.data.tokenizer import Tokenizer, train_bpe
@@ -89,10 +91,14 @@ def test_the_sample_comes_with_tokenizer_and_held_out_texts(tmp_path, capsys):
 
 
 def test_primitives_come_with_a_token_for_each_byte_and_held_out_texts(
-    tmp_path, capsys
+    tmp_path, capsys, monkeypatch
 ):
+    monkeypatch.setattr(primitives, "DOCUMENTS", 300)
+    few = hashlib.sha256(packaged.primitives_texts())
+    monkeypatch.setattr(corpora, "PRIMITIVES_SHA256", few.hexdigest())
     out = tmp_path / "data"
     words = ["--source", "primitives", "--tokens", "20K", "--out", str(out)]
+    words += ["--workers", "1"]
     assert prepare(words) == 0
     manifest = Manifest.read(out)
     assert manifest.vocab_size == 257
@@ -101,6 +107,8 @@ def test_primitives_come_with_a_token_for_each_byte_and_held_out_texts(
     kinds = {path.name for path in (out / "val").iterdir()}
     assert kinds == {"addition.jsonl", "assignment.jsonl"}
 
+    # The texts are not drawn anew.
+    monkeypatch.setattr(corpora, "primitives_texts", None)
     capsys.readouterr()
     assert prepare(words) == 0
     assert "nothing to do" in capsys.readouterr().out

@@ -97,7 +97,7 @@ judged_document = st.tuples(st.integers(0, 6), st.tuples(key, key, key))
 pieces_of_documents = st.lists(st.lists(judged_document, max_size=6), max_size=4)
 
 
-@settings(max_examples=100)
+@settings(max_examples=60)
 @given(
     corpora=st.lists(pieces_of_documents, min_size=1, max_size=2),
     kind=st.sampled_from(["keep", "exact", "near"]),

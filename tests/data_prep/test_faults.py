@@ -295,8 +295,8 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize(
     ("limit", "workers"),
-    [(100_000, 1), (100_000, 2), (600_000, 1)],
-    ids=["pieces", "pieces of a worker", "shards"],
+    [(100_000, 2), (600_000, 1)],
+    ids=["pieces of a worker", "shards"],
 )
 def test_a_full_disk_is_one_line_and_the_same_command_continues(
     out, limit, workers, small_folder, tmp_path

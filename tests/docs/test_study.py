@@ -128,7 +128,10 @@ def test_runs_are_of_the_preregistered_seeds_and_began_after_the_preregistration
         assert units in row["cpu"] + row["device"]
 
 
-@pytest.mark.parametrize(("name", "section"), [("row", 0), ("row_256", 1)])
+@pytest.mark.parametrize(
+    ("name", "section"),
+    [("row", 0), pytest.param("row_256", 1, marks=pytest.mark.slow)],
+)
 def test_the_page_of_the_row_says_what_its_commands_print(
     name, section, tmp_path, capsys
 ):

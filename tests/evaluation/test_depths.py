@@ -24,9 +24,11 @@ def content(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text())
 
 
-@pytest.mark.parametrize(("changes", "symbol"), [(CORE, "R"), (LONG, "K")])
+@pytest.mark.parametrize(
+    ("changes", "symbol", "loops"), [(CORE, "R", "4"), (LONG, "K", "1")]
+)
 def test_each_depth_has_the_scores_that_it_has_alone(
-    changes, symbol, trained, tasks, tmp_path, output_of
+    changes, symbol, loops, trained, tasks, tmp_path, output_of
 ):
     run = trained(**changes)
     words = ("evaluate", "--ckpt_path", run, *TASKS, "--data", tasks, "--out")
@@ -34,27 +36,25 @@ def test_each_depth_has_the_scores_that_it_has_alone(
     folder = tmp_path / "all" / NAME
     compared = content(folder / "loops.json")
 
-    alone = {}
-    for loops in ("1", "4"):
-        output_of(*words, tmp_path / loops, "--loops", loops)
-        alone[f"{symbol}={loops}"] = content(tmp_path / loops / NAME / "results.json")
+    depth = f"{symbol}={loops}"
+    output_of(*words, tmp_path / "alone", "--loops", loops)
+    alone = content(tmp_path / "alone" / NAME / "results.json")
     output_of(*words, tmp_path / "own")
     own = content(tmp_path / "own" / NAME / "results.json")
 
-    for depth, report in alone.items():
-        found = content(folder / depth / "results.json")
-        assert found["results"] == report["results"]
-        assert found["model"]["intervention"] == depth
+    found = content(folder / depth / "results.json")
+    assert found["results"] == alone["results"]
+    assert found["model"]["intervention"] == depth
     assert content(folder / "results.json")["results"] == own["results"]
-    assert alone[f"{symbol}=1"]["results"] != own["results"]
+    assert alone["results"] != own["results"]
 
     rows = {
         (row["benchmark"], row["metric"], row["depth"]): row
         for row in compared["scores"]
     }
     assert compared["own"] == f"{symbol}=2"
-    for depth, report in {**alone, f"{symbol}=2": own}.items():
-        row = rows["c4", BITS, depth]
+    for name, report in {depth: alone, f"{symbol}=2": own}.items():
+        row = rows["c4", BITS, name]
         score = report["results"]["c4"]["rolling_bpb,none"]
         base = own["results"]["c4"]["rolling_bpb,none"]
         assert row["score"] == pytest.approx(score)

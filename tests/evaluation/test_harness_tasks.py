@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import lm_eval.tasks
 import pytest
 import yaml
 from lm_eval.evaluator import simple_evaluate
@@ -152,10 +153,17 @@ def test_what_cannot_be_loaded_or_run_is_one_line(folder, run):
         drawing.score(HarnessModel(model, tokenizer, 64, 16))
 
 
-def test_an_unknown_name_is_compared_with_all_that_are_known(folder):
-    assert (
-        "arithmetic_2da" in find_tasks(["arithmetic_2da", "both"], [folder]).all_tasks
+def test_an_unknown_name_is_compared_with_all_that_are_known(folder, monkeypatch):
+    arithmetic = Path(lm_eval.tasks.__file__).parent / "arithmetic"
+    few = partial(TaskManager, include_defaults=False)
+    monkeypatch.setattr(
+        harness_tasks,
+        "TaskManager",
+        lambda include_path: few(include_path=[arithmetic, *include_path]),
     )
+
+    known = find_tasks(["arithmetic_2da", "both"], [folder]).all_tasks
+    assert {"arithmetic_2da", "both"} <= set(known)
     with pytest.raises(
         UserError, match=r"unknown benchmark 'arc_esy'; did .*'arc_easy'"
     ):
@@ -164,3 +172,10 @@ def test_an_unknown_name_is_compared_with_all_that_are_known(folder):
         UserError, match="'arithmetic_2dq'; did you mean 'arithmetic_2d"
     ):
         find_tasks(["arithmetic_2dq"], [])
+    with pytest.raises(UserError, match="'writs'; did you mean 'writes'"):
+        find_tasks(["writs"], [folder])
+
+
+@pytest.mark.slow
+def test_all_tasks_of_the_harness_are_known_beside_those_of_a_folder(folder):
+    find_tasks(["arithmetic_2da", "mmlu", "ai2_arc", "both"], [folder])

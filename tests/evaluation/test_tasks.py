@@ -13,6 +13,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import datasets
+import lm_eval.tasks
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
@@ -41,10 +42,10 @@ def asked(name: str, *folders: Path, limit: int | None = None) -> LoadedTask:
     return load_task(Benchmark(name), Benchmark(name).local(folders), limit)
 
 
-def requests_of(name: str, *folders: Path) -> dict[int, list[Pair]]:
-    """What `evaluate --requests` writes for each document."""
+def requests_of(loaded: LoadedTask, folder: Path) -> dict[int, list[Pair]]:
+    """What `evaluate --requests` writes into a folder for each document."""
     requests: dict[int, list[Pair]] = {}
-    path = write_requests(asked(name, *folders), folders[0])
+    path = write_requests(loaded, folder)
     for request in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
         pairs = requests.setdefault(request["doc"], [])
         assert request["idx"] == len(pairs)
@@ -60,10 +61,9 @@ UNCONDITIONAL = 1_000_000
     ("name", "file", "raw"),
     [
         ("arc_challenge", "arc_challenge__test", ()),
-        ("piqa", "piqa__val", ()),
         ("piqa", "piqa__val", ("goal", "sol1", "sol2", "label")),
     ],
-    ids=["arc_challenge", "piqa", "rows of the dataset"],
+    ids=["arc_challenge", "piqa by the rows of its dataset"],
 )
 def test_the_requests_are_those_of_olmes_byte_for_byte(
     name, file, raw, shared_data, tmp_path
@@ -82,7 +82,8 @@ def test_the_requests_are_those_of_olmes_byte_for_byte(
                 rows[number] = {field: line["doc"][field] for field in raw}
     if raw:
         write_rows(tmp_path / f"{name}.jsonl", list(rows.values()))
-    assert requests_of(name, tmp_path, shared_data / "tasks") == theirs
+    loaded = asked(name, tmp_path, shared_data / "tasks")
+    assert requests_of(loaded, tmp_path) == theirs
 
 
 LETTERS = {"text": ["a", "b", "c", "d", "e"], "label": ["A", "B", "C", "D", "E"]}
@@ -188,8 +189,9 @@ def test_a_row_becomes_its_contexts_choices_and_worked_example(
     pairs = [
         (prefix + c, text) for c, text in zip(contexts, continuations, strict=True)
     ]
-    assert requests_of(name, tmp_path) == {0: pairs}
-    assert asked(name, tmp_path).task.eval_docs[0]["gold"] == gold
+    loaded = asked(name, tmp_path)
+    assert requests_of(loaded, tmp_path) == {0: pairs}
+    assert loaded.task.eval_docs[0]["gold"] == gold
 
 
 gsm8k = olmes.gsm8k.__wrapped__  # of one row
@@ -288,11 +290,13 @@ def test_files_may_be_compressed_and_the_prefix_is_its_file_byte_for_byte(tmp_pa
     (tmp_path / "piqa_val.fewshot.txt").write_bytes(prefix.encode())
     lines = "".join(json.dumps(row) + "\n" for row in questions(3))
     (tmp_path / "piqa_val.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
-    contexts = [pairs[0][0] for pairs in requests_of("piqa", tmp_path).values()]
+    requests = requests_of(asked("piqa", tmp_path), tmp_path)
+    contexts = [pairs[0][0] for pairs in requests.values()]
     assert contexts == [prefix + row["query"] for row in questions(3)]
 
 
 def test_lm_eval_takes_the_subsets_of_math_from_this_file_beside_its_own(monkeypatch):
+    """As it would beside all of its own, whose thousands of files take long to read."""
     rows = datasets.Dataset.from_list([{"problem": "1?", "solution": "1"}])
     files = {"train": rows, "test": rows}
     monkeypatch.setattr(
@@ -300,7 +304,10 @@ def test_lm_eval_takes_the_subsets_of_math_from_this_file_beside_its_own(monkeyp
         "download",
         lambda task, options: setattr(task, "dataset", files),
     )
-    found = TaskManager(include_path=str(TASKS)).load("minerva_math")["tasks"].values()
+    own = Path(lm_eval.tasks.__file__).parent / "minerva_math"
+    manager = TaskManager(include_path=[own, TASKS], include_defaults=False)
+    assert "minerva_math_algebra" in manager.all_tasks
+    found = manager.load("minerva_math")["tasks"].values()
     assert [task.config.metadata["paper"] for task in found] == list(MATH_COLUMNS)
     assert {task.config.process_results.__name__ for task in found} == {"gold"}
 
@@ -330,6 +337,12 @@ SOUND = {
     "gsm8k": SUM,
 }
 """A row of each kind, with an answer."""
+
+
+def rendered(name: str, row: dict[str, Any]) -> dict[str, Any]:
+    """A row as the benchmark's task file renders it, without a file of rows."""
+    process_docs = getattr(olmes, Benchmark(name).config["process_docs"])
+    return process_docs(datasets.Dataset.from_list([row]))[0]
 
 
 @pytest.mark.parametrize(
@@ -393,20 +406,19 @@ SOUND = {
         ),
     ],
 )
-def test_a_row_without_an_answer_is_named_with_its_file_and_none_is_scored(
-    name, change, reason, tmp_path
+def test_a_row_without_an_answer_is_named_by_its_number_and_reason(
+    name, change, reason
 ):
-    """Alone in its file: the library that reads it does not take columns of several
-    types."""
-    (tmp_path / f"{name}.fewshot.txt").write_text("Question: tell?\nAnswer: tell\n\n")
-    write_rows(tmp_path / f"{name}.jsonl", [SOUND[name]])
-    assert asked(name, tmp_path).documents == [0]
-    write_rows(tmp_path / f"{name}.jsonl", [SOUND[name] | change])
-    with pytest.raises(
-        UserError, match=rf"{name}.jsonl row 1 cannot be scored as {name}: .*"
-    ) as e:
-        asked(name, tmp_path)
-    assert re.search(reason, str(e.value))
+    sound = SOUND[name]
+    with pytest.raises(olmes.BadDocument, match=r"row 1: ") as bad:
+        rendered(name, sound | change)
+    assert re.search(reason, bad.value.reason)
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_a_sound_row_is_rendered_and_its_rendering_again_too(name):
+    once = rendered(name, SOUND[name])
+    assert rendered(name, once) == once
 
 
 def test_the_place_of_a_row_is_its_number_in_the_file_that_has_it(tmp_path):

@@ -123,9 +123,9 @@ def test_an_exported_folder_is_studied_and_compared_as_its_run(
     compared = output_of(*compare, run).replace(str(run), "RUN")
     out = export(run, tmp_path / "a" / "b")
     assert output_of(*compare, out).replace(str(out), "RUN") == compared
-    of_run = output_of("ablate", "--ckpt_path", run)
+    of_run = output_of("ablate", "--loops", "1", "--ckpt_path", run)
     shutil.rmtree(run)
-    of_folder = output_of("ablate", "--ckpt_path", out)
+    of_folder = output_of("ablate", "--loops", "1", "--ckpt_path", out)
     shown = [
         [line for line in said.splitlines() if "│" in line]
         for said in (of_run, of_folder)

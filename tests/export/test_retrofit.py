@@ -49,20 +49,22 @@ def test_each_family_keeps_its_logits_and_nearly_under_silent_loops(
 ):
     folder = pretrained(family, **FAMILIES[family])
     wanted, exact, near = load(folder)(TOKENS).logits, 1e-5, 1e-2
-    for number, (words, most) in enumerate(
-        {
-            ("--block", "wide"): exact,
+    starts = {
+        ("--block", "wide"): exact,
+        ("--block", "dual", "--loops", "2"): near,
+    }
+    if family == "llama":
+        starts |= {
             ("--loops", "1"): exact,
             ("--loops", "[1, 4]"): near,
-            ("--block", "dual", "--loops", "2"): near,
             ("--block", "dual", "--loops", "1"): exact,
             ("--block", "dual", "--path", "wide", "--loops", "1"): exact,
             ("--block", "dual", "--path", "wide", "--alpha", "90"): near,
-        }.items()
-    ):
+        }
+    for number, (words, most) in enumerate(starts.items()):
         out = retrofit(folder, tmp_path / str(number), *words)
         assert off(out, wanted) < most, words
-        if number == 3:
+        if number == 1:
             assert off(export(out, tmp_path / "again"), wanted) < most
 
 
@@ -125,11 +127,8 @@ STARTS: list[tuple[str, ...]] = [
 ]
 
 
-@pytest.mark.parametrize("name", ["adamw", "muon"])
 @pytest.mark.parametrize("words", STARTS, ids=" ".join)
-def test_every_matrix_moves_about_as_far_as_the_others(
-    words, name, pretrained, tmp_path
-):
+def test_every_matrix_moves_about_as_far_as_the_others(words, pretrained, tmp_path):
     """In ten steps, with gradients as small as those of a model of 135 million
     parameters.
 
@@ -137,9 +136,19 @@ def test_every_matrix_moves_about_as_far_as_the_others(
     1e-8, stops a weight with a ten-thousandth of it.
     """
     out = retrofit(pretrained("llama"), tmp_path / "out", *words)
-    model, config = model_of(out), find_trained(str(out)).settings.model
+    for optimizer in ("adamw", "muon"):
+        moved = mean_squares_moved(out, optimizer)
+        usual = sorted(moved.values())[len(moved) // 2]
+        for name, square in moved.items():
+            assert 0.1 < (square / usual) ** 0.5 < 10, (optimizer, name)
+
+
+def mean_squares_moved(run: Path, optimizer_name: str) -> dict[str, float]:
+    """How far ten steps move each matrix of a run's model: the mean square of its
+    changes."""
+    model, config = model_of(run), find_trained(str(run)).settings.model
     settings = OptimSettings(
-        name=name, lr=1e-4, lr_start=1e-4, weight_decay=0, warmup_steps=0
+        name=optimizer_name, lr=1e-4, lr_start=1e-4, weight_decay=0, warmup_steps=0
     )
     optimizer = build_optimizer(model.named_parameters(), settings, 10, config)
     matrices = {name: one for name, one in model.named_parameters() if one.ndim > 1}
@@ -158,10 +167,7 @@ def test_every_matrix_moves_about_as_far_as_the_others(
         optimizer.zero_grad()
 
     changes = {name: one.detach() - before[name] for name, one in matrices.items()}
-    moved = {name: float(change.square().mean()) for name, change in changes.items()}
-    usual = sorted(moved.values())[len(moved) // 2]
-    for name, square in moved.items():
-        assert 0.1 < (square / usual) ** 0.5 < 10, name
+    return {name: float(change.square().mean()) for name, change in changes.items()}
 
 
 @pytest.mark.parametrize("recipe", ["small_text", "f80m_a50_k4"])
@@ -200,7 +206,7 @@ def test_a_retrofitted_folder_is_a_run_and_says_where_it_is_from(
     val = texts / "val.jsonl"
     losses = [
         output_of("validate", "--ckpt_path", out, "--data.val.text", val),
-        output_of("ablate", "--ckpt_path", out, "--data.val.text", val),
+        output_of("ablate", "--ckpt_path", out, "--data.val.text", val, "--loops", 1),
     ]
     assert all("│" in loss for loss in losses)
     words = ("--data.val.text", val, "--tagger", "none", "--no_costs")

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 from datasets import Dataset
+from datasets.fingerprint import generate_fingerprint
 from lm_eval.api.instance import Instance
 from lm_eval.api.task import ConfigurableTask
 
@@ -92,9 +93,13 @@ def rows(*texts: str, **lists: int) -> Callable[[Render], Callable[..., Dataset]
                 except BadRow as bad:
                     raise BadDocument(split, number + 1, str(bad)) from None
 
-            # Not cached in files, which would outlive a change of this module.
+            # Not cached in files, which would outlive a change of this module, so that
+            # the fingerprint needs no hash of the function, which is slow to make.
             return docs.select(range(counted)).map(
-                render_numbered, with_indices=True, keep_in_memory=True
+                render_numbered,
+                with_indices=True,
+                keep_in_memory=True,
+                new_fingerprint=generate_fingerprint(docs),
             )
 
         return process

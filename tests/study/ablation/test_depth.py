@@ -111,7 +111,8 @@ def test_no_more_is_fitted_on_than_needed_and_the_source_decides_on_what():
 
 def words_of(texts: Path) -> list[str]:
     source = json.dumps({"text": str(texts / "train.jsonl")})
-    return ["--suite", "depth", "--data.val", source]
+    # A batch of four times as many windows takes a tiny model no longer.
+    return ["--suite", "depth", "--data.val", source, "--run.micro_batch", "8"]
 
 
 def by_name(report: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -132,12 +133,14 @@ def losses_by_hand(
     windows, numbers = document_windows(documents, tokenizer, SEQ_LEN)
     division = divide("text", Windows(windows, numbers), 1)
 
-    # K=1 and held=1 are the same model, with equal fits.
+    # Fits are known by the loss before the fit. K=1 and held=1 are the same model, with
+    # equal fits.
+    before = _loss(model, division.fitted, change)
     fit, *_ = [
         arrays
         for path in (folder / "scores").glob("text-*.npz")
         if "affine.matrix" in (arrays := read_arrays(path))
-        and _is_of(arrays, model, division.fitted, change)
+        and math.isclose(float(arrays["affine.loss_before"]), before, rel_tol=1e-6)
     ]
     matrix, bias = (
         torch.from_numpy(fit[f"affine.{name}"]).double() for name in ("matrix", "bias")
@@ -161,18 +164,15 @@ def losses_by_hand(
     return {name: sum_ / division.scored.n_tokens for name, sum_ in nats.items()}
 
 
-def _is_of(
-    arrays: dict[str, Any], model: Any, fitted: Windows, change: Intervention
-) -> bool:
-    """Whether numbers were fitted to an intervention: by the loss before the fit."""
+def _loss(model: Any, fitted: Windows, change: Intervention) -> float:
+    """Mean nats of a model's own head, one window at a time."""
     nats = 0.0
     for window in fitted.windows:
         ids = torch.from_numpy(window.astype(np.int64))[None]
         with torch.no_grad():
             nll = forward(model, ids[:, :-1], ids[:, 1:], intervention=change)
         nats += nll.double().sum().item()
-    loss = nats / fitted.n_tokens
-    return math.isclose(float(arrays["affine.loss_before"]), loss, rel_tol=1e-6)
+    return nats / fitted.n_tokens
 
 
 ONE_BASED = {"model": {"step_index": "one_based"}}
@@ -191,7 +191,9 @@ def test_rows_are_those_of_the_model_and_its_fitted_numbers_in_float64(studied, 
         Intervention(loops=2),
         Intervention(held=2),
     ):
-        losses = losses_by_hand(of_run.run, of_run.folder, change, texts)
+        losses = learned
+        if change != Intervention():
+            losses = losses_by_hand(of_run.run, of_run.folder, change, texts)
         for read_out, loss in losses.items():
             row = rows[change.name + read_out]
             assert row["loss"] == pytest.approx(loss, rel=1e-5)

@@ -419,7 +419,7 @@ def naive_loss(run: Path, text: Path, intervention: Intervention) -> float:
 def whole(studied: Study) -> Studied:
     """Three suites of one source."""
     words = ["--suite", "paper", "layers", "halting", "--loops", "1,3,4"]
-    return studied("ablate", *words, drawn=True)
+    return studied("ablate", *words, "--run.micro_batch", "8", drawn=True)
 
 
 def test_every_row_is_the_loss_of_the_model_under_its_intervention(whole, texts):
@@ -473,7 +473,7 @@ def test_the_command_writes_every_row_of_every_suite(whole, texts):
 
 
 def test_a_core_is_scored_by_its_repetitions(studied, texts):
-    words = ["--suite", "paper", "halting", "--loops", "1"]
+    words = ["--suite", "paper", "halting", "--loops", "1", "--run.micro_batch", "8"]
     of_core = studied("ablate", *words, **CORE)
     report, _ = table_of(of_core.folder)
     rows = {row["intervention"]: row for row in report["rows"]}
