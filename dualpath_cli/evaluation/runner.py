@@ -10,7 +10,7 @@ import json
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, partial, wraps
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +123,9 @@ def load_task(
     # Of the worked examples, the harness takes the first.
     shots = {config.get("fewshot_split"): config["num_fewshot"]}
     # The harness asks for the documents many times, and would render them each time.
-    config["process_docs"] = cache(partial(config["process_docs"], first=shots))
+    # Its report has the source of what is wrapped, not an address.
+    render = config["process_docs"]
+    config["process_docs"] = cache(wraps(render)(partial(render, first=shots)))
 
     # A local benchmark is named by its files, another by its dataset on the hub.
     files = changes["dataset_kwargs"]["data_files"] if changes else {}

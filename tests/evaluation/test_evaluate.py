@@ -34,6 +34,11 @@ def likelihoods(sample: dict[str, Any]) -> list[float]:
     return [log for log, _ in sample["filtered_resps"]]
 
 
+def test_a_report_has_the_source_that_renders_rows(scored):
+    config = report(scored / NAME)["configs"]["arc_challenge"]
+    assert "def arc(" in config["process_docs"]
+
+
 def test_scores_are_those_made_by_hand_from_logits_in_float64(run, tasks, scored):
     """ARC-challenge, a request at a time: no batch, no padding, no library."""
     (model, tokenizer), folder = model_of(run), scored / NAME
