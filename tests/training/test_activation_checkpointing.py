@@ -2,7 +2,6 @@
 everything."""
 
 import contextlib
-import itertools
 import logging
 from collections import Counter
 from collections.abc import Iterator
@@ -103,21 +102,10 @@ def test_float64_gradients_are_those_without(case, policy):
     assert_equal(gradients(model, **options), expected, EXACT)
 
 
-EVERYDAY = {
-    ("dual", "selective"),
-    ("loop", "full"),
-    ("experts", "selective"),
-    ("softmax gate", "selective"),
-}
-
-
 @pytest.mark.parametrize(
-    ("kind", "policy"),
-    [
-        pytest.param(*case, marks=() if case in EVERYDAY else pytest.mark.slow)
-        for case in itertools.product(KINDS, AGAIN)
-    ],
+    "policy", ["selective", pytest.param("full", marks=pytest.mark.slow)]
 )
+@pytest.mark.parametrize("kind", KINDS)
 def test_compiled_they_are_too(kind, policy):
     """One graph a block: `fullgraph` refuses breaks."""
     torch._dynamo.reset()
