@@ -3,6 +3,7 @@ checked."""
 
 import csv
 import importlib.util
+import json
 import re
 import shlex
 import subprocess
@@ -129,6 +130,37 @@ def test_runs_are_of_the_preregistered_seeds_and_began_after_the_preregistration
             committed
         )
         assert units in row["cpu"] + row["device"]
+
+
+DUAL = "--budget 150.2K --alpha 50 --k 4"
+
+
+@pytest.mark.parametrize(
+    ("arm", "words"),
+    {
+        "base": DUAL,
+        "untied": f"{DUAL} --untied-steps",
+        "first keys": f"{DUAL} --step-kv first",
+        "attention only": f"{DUAL} --no-deep-ffn",
+        "core": "--budget 150K --block wide --core 1-2 --core-loops 2",
+    }.items(),
+)
+def test_widths_and_flops_of_the_last_arms_are_what_flops_solves(arm, words, capsys):
+    shape = "--layers 4 --dim 32 --heads 2 --vocab 4096 --seq-len 256"
+    options = f"{words} {shape} --width-multiple 2 --format json"
+    assert main(["flops", *options.split()]) == 0
+    solved = json.loads(capsys.readouterr().out)
+
+    page = (STUDY / "loops.md").read_text(encoding="utf-8")
+    row = next(
+        line
+        for line in page.splitlines()
+        if line.startswith(f"| {arm} | `") and line.count("|") == 6
+    )
+    _, _, widths, parameters, ratio = [cell.strip() for cell in row.split("|")[1:-1]]
+    assert widths == f"{solved.get('d_ffn') or 'none'}, {solved['d_ffn_wide']}"
+    assert parameters == f"{solved['params'] / 1e6:.2f}M"
+    assert ratio == f"{solved['budget_ratio']:.4f}"
 
 
 @pytest.mark.parametrize(
