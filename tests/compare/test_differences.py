@@ -218,6 +218,7 @@ def write_rates(folder, optima, tried=RATES, seeds=3):
                     {"a": value, "b": value + 1},
                     cell=f"{cell}-lr_{lr:g}",
                     seed=seed,
+                    expected_loops=(1000 * lr,) * 4,
                     optim={"lr": lr},
                 )
     return [read_run(path) for path in find_folders([str(folder)])]
@@ -249,6 +250,8 @@ def test_each_configuration_is_compared_at_its_own_best_rate(tmp_path):
     assert row.difference == pytest.approx(-0.1, abs=3e-4)
     assert row.low < row.difference < row.high < 0
     assert {run.settings.optim.lr for run in group.configurations[0].runs} == {4e-3}
+    # The router's loops are those at the nearest rate, not of all that were tried.
+    assert [c.expected_loops for c in group.configurations] == [4, 2]
 
 
 def test_arms_of_unlike_numbers_of_seeds_are_tested_on_those_that_all_have(tmp_path):
