@@ -25,7 +25,7 @@ from dualpath_cli.report.blocks import (
 from dualpath_cli.report.bootstrap import Floats
 
 BLOCKS, PAIR, BEST = "randomised blocks", "paired t", "best rates, resampled"
-AFTER = "not tested: the test before found no difference"  # of pairs in a fixed order
+AFTER = "not tested: no difference was found before"  # of pairs in a fixed order
 SAME = "no difference that matters"
 
 

@@ -193,6 +193,19 @@ def test_pairs_in_a_fixed_order_find_a_false_difference_one_time_in_twenty_in_al
     assert set(unlike) == {1}  # pairs that are not tested have the same intervals
 
 
+def test_a_pair_without_a_test_ends_the_order_and_no_test_is_said_to_have_been():
+    one = configuration("one", {0: 2.0})
+    a, b = (
+        configuration(name, seeds(2.0, 2.1, level))
+        for name, level in (("a", 2.3), ("b", 2.2))
+    )
+    rows = differences_of([group(one, a, b, pairs=((one, a), (a, b), (b, a)))])
+    assert [row.verdict for row in rows] == [
+        "one seed, no test",
+        *["not tested: no difference was found before"] * 2,
+    ]
+
+
 def test_a_difference_as_large_as_the_margin_is_taken_for_none_one_time_in_twenty():
     rng, draws = np.random.default_rng(3), 1000
     truth, same = {"a": 0.5, "b": 0.0}, 0
