@@ -70,9 +70,12 @@ class Comparison:
 
     def tables_of_studies(self) -> list[Table]:
         tables = []
-        if self.ablation_classes:
-            tables.append(table_of_classes(self.ablation_classes))
         for group in self.groups:
+            classes = [
+                row for row in self.ablation_classes if row["group"] == group.name
+            ]
+            if classes:
+                tables.append(table_of_classes(classes))
             scores = [row for row in self.evaluations if row["group"] == group.name]
             if scores:
                 tables.append(table_of_scores(scores))

@@ -225,6 +225,7 @@ def _scores(run: TrainedRun, report: Record) -> list[Record]:
 
 
 def table_of_classes(rows: Sequence[Record]) -> Table:
+    """The excess of each class of tokens, for the configurations of a group."""
     columns: Columns[Record] = [
         (Column("configuration"), itemgetter("configuration")),
         (Column("forced"), itemgetter("forced")),
@@ -237,9 +238,14 @@ def table_of_classes(rows: Sequence[Record]) -> Table:
         (Column("Wilcoxon p", ".3g"), itemgetter("p")),
         (Column("Holm", ".3g"), itemgetter("p_holm")),
     ]
-    few = "with fewer than six runs the test cannot give p < 0.05"
-    caption = few if any(row["runs"] < 6 for row in rows) else ""
-    return Table.of(rows, columns, "excess over random tokens, over runs", caption)
+    caption = (
+        "Holm: p corrected over the classes, paths and sources of a configuration, the "
+        "paper's classes apart from others"
+    )
+    if any(row["runs"] < 6 for row in rows):
+        caption += "; with fewer than six runs the test cannot give p < 0.05"
+    title = f"{rows[0]['group']}: excess over random tokens, over runs"
+    return Table.of(rows, columns, title, caption)
 
 
 def table_of_scores(rows: Sequence[Record]) -> Table:

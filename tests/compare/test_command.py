@@ -2,6 +2,7 @@
 runs."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from dualpath_cli.compare import runs
 from dualpath_cli.compare.baselines import groups_of
 from dualpath_cli.compare.configurations import Group
 from dualpath_cli.compare.differences import AFTER, SAME
+from dualpath_cli.compare.results import Comparison
 from dualpath_cli.compare.runs import TrainedRun, find_folders, read_run
 from dualpath_cli.compare.studies import (
     ablations_of,
@@ -365,6 +367,16 @@ def test_the_ablations_of_a_configuration_are_means_over_its_runs(tmp_path):
         "+0.1000",
         "+0.6000",
     )
+
+
+def test_configurations_of_one_name_in_two_groups_have_their_own_ablations(tmp_path):
+    sweep, (first,) = made(tmp_path, 2)
+    write_reports(sweep, [0.1, 0.2])
+    longer = replace(first, name="budget 600K, 9 tokens")
+    comparison = Comparison.with_studies([first, longer], [], [], None)
+    shown = [(its.title, len(its.rows)) for its in comparison.tables_of_studies()]
+    of_classes = "excess over random tokens, over runs"
+    assert shown == [(f"{its.name}: {of_classes}", 1) for its in (first, longer)]
 
 
 @pytest.mark.parametrize(
