@@ -23,11 +23,12 @@ from dualpath_cli.report.table import (
 
 
 def count(value: float) -> str:
-    """Such as 719.0M, 1.361B, 602.1K."""
-    for unit, suffix in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
-        if value >= unit:
-            return f"{value / unit:#.4g}{suffix}"
-    return f"{value:.4g}"
+    """Such as 719.0M, 1.361B, 602.1K; 1.000M from 999,950 on."""
+    rounded = float(f"{value:.4g}")
+    for unit, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K")):
+        if rounded >= unit:
+            return f"{rounded / unit:#.4g}{suffix}"
+    return f"{rounded:.4g}"
 
 
 def _hours(hours: float) -> str:

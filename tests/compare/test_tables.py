@@ -6,7 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from dualpath_cli.compare.tables import group_tables, records_of_groups, tables_of_tests
+from dualpath_cli.compare.tables import (
+    count,
+    group_tables,
+    records_of_groups,
+    tables_of_tests,
+)
 from dualpath_cli.report.table import Entry, Table, format_csv
 from tests.compare.run_folders import configuration, difference, group, rows_of, wide
 
@@ -36,6 +41,14 @@ def test_the_main_table_is_relative_to_the_wide_model():
     assert [row["aggregate"].lowest for row in rows] == [False, True, False]
     (alone,) = group_tables(replace(TABLE, wide=None))
     assert [row["µs\n/token"].text for row in cells_of(alone)] == ["100", "150", "100"]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(999.4, "999.4"), (999_940, "999.9K"), (999_960, "1.000M"), (2e12, "2.000T")],
+)
+def test_a_count_has_four_digits_also_where_they_round_to_the_next_unit(value, text):
+    assert count(value) == text
 
 
 def test_several_sets_have_a_table_of_their_own():

@@ -14,6 +14,7 @@ from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.ranges import format_size
 from dualpath_cli.compare.configurations import Family, partition
 from dualpath_cli.compare.sweep.runs import PlannedRun
+from dualpath_cli.compare.tables import count as count_text
 from dualpath_cli.flops import count
 from dualpath_cli.report.console import duration
 from dualpath_cli.report.table import Column, Columns, Table
@@ -129,7 +130,7 @@ def plan_table(rows: Sequence[ConfigurationCost], jobs: int) -> Table:
         (Column("linear M", ".3f"), lambda row: row.linear_flops / 1e6),
         (Column("total M", ".3f"), lambda row: row.total_flops / 1e6),
         (Column("FLOPs / budget", ".4f"), lambda row: row.spent),
-        (Column("tokens", _tokens), lambda row: row.tokens),
+        (Column("tokens", count_text), lambda row: row.tokens),
         (Column("runs", "d"), lambda row: row.seeds),
         (Column("each", _hours), lambda row: row.hours),
     ]
@@ -164,7 +165,3 @@ def _time_left(rows: Sequence[ConfigurationCost], jobs: int) -> str:
 
 def _hours(hours: float) -> str:
     return duration(3600 * hours)
-
-
-def _tokens(tokens: int) -> str:
-    return f"{tokens / 1e6:.1f}M" if tokens >= 100_000 else f"{tokens:,}"

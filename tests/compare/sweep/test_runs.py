@@ -291,6 +291,13 @@ def test_the_plan_counts_as_fit_counts(tmp_path):
     assert wide.hours is None, "nothing is known of this family's speed"
 
 
+def test_a_plan_tells_numbers_of_tokens_below_a_million_apart(tmp_path):
+    words = ("--controls", "none", "--set", "run.max_tokens=122880,140800")
+    table = costs.plan_table([*costs_of(tmp_path, *words).values()], 1)
+    place = [column.heading for column in table.columns].index("tokens")
+    assert [row[place].text for row in table.cells()] == ["122.9K", "140.8K"]
+
+
 def test_experts_take_the_flops_of_the_dense_paths_that_they_replace(tmp_path):
     words = ["--budget", "400K", "--set", "model.n_experts=0,4"]
     rows = costs_of(tmp_path, *words, "--positions")
