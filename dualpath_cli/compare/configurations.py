@@ -240,9 +240,9 @@ def _group(budget: int, tokens: int, members: Sequence[Siblings]) -> Group:
     if tokens:
         name += f", {tokens:,} tokens"
 
-    # Of several PureWide models, the one that is called so, as `f4m_wide`.
+    # Of several PureWide models, the one that is called so: `f4m_wide`, `tiny/wide`.
     wides = [c for c in configurations if c.family == "wide"]
-    named = [c for c in wides if c.name.rpartition("_")[2] == "wide"] or wides
+    named = [c for c in wides if re.split("[_/]", c.name)[-1] == "wide"] or wides
     return Group(
         name,
         measures=tuple(firsts[0].scores),

@@ -419,6 +419,13 @@ def test_of_several_wide_models_the_one_that_is_called_so(tmp_path):
     )
     assert (group.baselines, group.wide) == ((), None)
 
+    # Runs of one recipe are called after their own names.
+    for name, lr in {"wide": 0.001, "wide_hot": 0.002}.items():
+        own = {"run": {"name": name}, "optim": {"lr": lr}}
+        write_run(tmp_path / "fit" / name, model_of("wide"), SCORES, cell="tiny", **own)
+    (group,) = groups_of(all_of(tmp_path / "fit"))
+    assert group.baselines == (by_name(group)["tiny/wide"],)
+
 
 def test_a_table_that_lacks_the_baseline_has_no_tests(tmp_path):
     for budget in (300_000, 600_000):
