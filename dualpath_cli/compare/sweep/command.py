@@ -142,7 +142,7 @@ def _notes_on_experts(firsts: Sequence[PlannedRun]) -> list[str]:
 
 def _comparison(design: Design, firsts: Sequence[PlannedRun]) -> str:
     """The command that compares the finished runs."""
-    command = f"dualpath compare {design.out}"
+    command = shlex.join(["dualpath", "compare", str(design.out)])
     only_the_rate_varies = SCALED_RATES.intersection(design.varied) == {RATE}
     if only_the_rate_varies and len(design.varied[RATE]) > 2:
         command += " --best lr"
@@ -263,7 +263,8 @@ def _write_slurm_array(
     if not left:
         return f"all runs are finished; next: {comparison}"
     script = write_array(left, design.options.jobs, design.out)
-    return f"{len(left)} runs: sbatch {script}; when they are finished, {comparison}"
+    submission = shlex.join(["sbatch", str(script)])
+    return f"{len(left)} runs: {submission}; when they are finished, {comparison}"
 
 
 def _best_rates_at_edges(runs: Sequence[PlannedRun]) -> Iterator[str]:

@@ -304,7 +304,7 @@ def write_array(runs: Sequence[PlannedRun], jobs: int, out: Path) -> Path:
         last=len(runs) - 1,
         jobs=jobs,
         out=out,
-        script=script,
+        script=shlex.quote(str(script)),
         name=shlex.quote(out.resolve().name or "sweep"),
         logs=logs,
         gpus="" if on_cpu else "#SBATCH --gpus-per-task=1\n",

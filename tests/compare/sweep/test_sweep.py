@@ -324,6 +324,18 @@ def test_slurm_runs_a_task_for_each_run(words, tmp_path):
     assert sorted(said) == [str(path) for path in recipes]
 
 
+def test_commands_to_give_next_quote_a_folder_with_a_space(words, tmp_path, capsys):
+    out = tmp_path / "my sweep"
+    assert main([*words, "--slurm", "--out", str(out)]) == 0
+    script = f"'{out}/jobs.sbatch'"
+    said = capsys.readouterr().out
+    assert said.endswith(
+        f"sbatch {script}; when they are finished, dualpath compare '{out}'\n"
+    )
+    text = (out / "jobs.sbatch").read_text()
+    assert f"#   sbatch --partition=gpu {script}\n" in text
+
+
 def test_a_task_whose_time_is_up_is_queued_again_and_a_run_that_went_wrong_is_not(
     words, tmp_path, capsys
 ):
