@@ -15,6 +15,7 @@ import numpy as np
 from dualpath_cli.compare.configurations import (
     FAMILIES,
     Configuration,
+    Family,
     Group,
     different_keys,
     partition,
@@ -113,8 +114,15 @@ def families_of(
     ]
 
 
+def model_family(c: Configuration) -> Family:
+    """That of the table; without a budget, deeper models expand no other one, and are
+    PureWide of another size."""
+    has_budget = c.all_runs[0].settings.run.budget is not None
+    return "wide" if c.family == "expanded" and not has_budget else c.family
+
+
 def _family_key(c: Configuration) -> tuple[Any, ...]:
-    return c.family, _share(c), str(sorted(_own_keys(c).items()))
+    return model_family(c), _share(c), str(sorted(_own_keys(c).items()))
 
 
 def _share(c: Configuration) -> int | None:
@@ -143,7 +151,7 @@ def _is_looped(c: Configuration) -> bool:
 def _is_without_loops_of(c: Configuration, looped: Configuration) -> bool:
     """Whether a model is the looped one with layers and steps applied once."""
     unlooped = "dual" if looped.family == "dual" else "wide"
-    if c.family != unlooped or _share(c) != _share(looped):
+    if model_family(c) != unlooped or _share(c) != _share(looped):
         return False
     # Values that matter to only one of them cannot tell them apart.
     ours = _own_keys(c)
@@ -152,7 +160,7 @@ def _is_without_loops_of(c: Configuration, looped: Configuration) -> bool:
 
 
 def _place(c: Configuration) -> tuple[int, int]:
-    return FAMILIES.index(c.family), _share(c) or 0
+    return FAMILIES.index(model_family(c)), _share(c) or 0
 
 
 def _names(ordered: Sequence[Sequence[Configuration]]) -> list[str]:
@@ -175,7 +183,7 @@ def _names(ordered: Sequence[Sequence[Configuration]]) -> list[str]:
 def _kind(c: Configuration) -> str:
     share = _share(c)
     if share is None:
-        return c.family
+        return model_family(c)
     return f"{c.family} α {share}" if _is_looped(c) else f"{c.family} α {share} K 1"
 
 

@@ -14,6 +14,7 @@ from dualpath_cli.compare.fits.families import (
     unidentified,
 )
 from tests.compare.fits.law_runs import write_law_runs
+from tests.compare.run_folders import model_of, write_run
 
 
 def families(folder: Path, counted="non_embedding") -> dict[str, ScalingFamily]:
@@ -43,6 +44,17 @@ def test_members_differ_in_size_tokens_and_loops_and_pure_wide_is_also_one_loop(
     for name, recipe in (("core", "core_r4"), ("loop", "loop_k2")):
         kinds = {c.name.split("_", 1)[1][:4] for c in every[name].configurations}
         assert kinds == {"wide", recipe[:4]}
+
+
+def test_models_without_a_budget_grow_in_depth_within_their_family(tmp_path):
+    for n_layers in (4, 6, 8):
+        model = model_of("wide") | {"n_layers": n_layers}
+        name = f"layers_{n_layers}"
+        no_budget = {"run": {"budget": None}}
+        write_run(tmp_path / name, model, {"novels": 2.0}, cell=name, **no_budget)
+    (family,) = families(tmp_path).values()
+    assert family.name == "wide"
+    assert [c.layers for c in family.configurations] == [4, 6, 8]
 
 
 def test_only_loops_that_differ_within_a_family_make_phi_one_of_its_values(every):
