@@ -36,8 +36,11 @@ HOURS = 2
 
 def captions(groups: Sequence[Group]) -> dict[str, str]:
     """The captions of the figures by name, in the order of a page."""
-    several = any(len(c.seeds) > 1 for group in groups for c in group.configurations)
+    shown = [c for group in groups for c in group.configurations]
+    several = any(len(c.seeds) > 1 for c in shown)
     seeds = ": mean over seeds, band from the lowest to the highest" if several else ""
+    if any(c.best_rate for c in shown):
+        seeds += "; of the tried learning rates, that nearest to the best"
     return {
         "quality": (
             "Bits per byte against parameters; lower and further left is better."

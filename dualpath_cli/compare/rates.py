@@ -24,7 +24,8 @@ def lowest(logs_K: Floats, means_RK: Floats) -> tuple[Floats, Floats, Floats]:
     """Where the parabola through the lowest mean and its neighbours is lowest, its
     value there, and its bend: how far it rises from there over one step of rates.
 
-    Never beyond the three rates: a lowest mean at the edge is itself the lowest point.
+    Never beyond the three rates. Where the lowest mean is that of an edge, the lowest
+    point may lie between that and its neighbour.
     """
     lowest_rate = means_RK.argmin(-1)
     middle = lowest_rate.clip(1, len(logs_K) - 2)

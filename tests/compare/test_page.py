@@ -1,6 +1,7 @@
 """The page of a comparison in Chromium; its figures, read back from their axes."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -185,6 +186,13 @@ def test_losses_are_compared_at_the_same_tokens_of_the_same_seeds(swept):
     minutes = [run.curve[-1][figures.HOURS] * 60 for run in wide_model.runs]
     assert times.lines[0].get_xdata()[-1] == pytest.approx(np.mean(minutes))
     assert times.get_xlabel() == "measured minutes of training"
+
+
+def test_the_caption_of_curves_says_which_of_several_rates_they_are_of(swept):
+    chosen = tuple(replace(c, best_rate=2e-3) for c in swept.configurations)
+    at_best = replace(swept, configurations=chosen)
+    for group, said in ((swept, False), (at_best, True)):
+        assert ("nearest to the best" in figures.captions([group])["curves"]) == said
 
 
 @pytest.mark.parametrize(
