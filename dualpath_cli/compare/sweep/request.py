@@ -160,9 +160,7 @@ def _is_sweep(folder: Path) -> bool:
 def _grid(options: Sweep) -> Grid:
     grid = Grid(
         budgets=_list("budget", options.budget, _size, "sizes as 4M"),
-        alphas=_list(
-            "alphas", options.alphas, _number(float, 1e-9, 99.999), "percents below 100"
-        ),
+        alphas=_list("alphas", options.alphas, _percent, "percents below 100"),
         loops=_list(
             "loops", options.loops, _number(int, *RANGES["loops"]), "numbers from 1 on"
         ),
@@ -207,11 +205,15 @@ def _control(word: str) -> str:
     return word
 
 
+def _percent(word: str) -> float:
+    return _number(float, 1e-9, 99.999)(word.removesuffix("%"))
+
+
 def _number(kind: type[N], least: float, most: float) -> Callable[[str], N]:
-    """A reader of a number in a range, which may end in a percent sign."""
+    """A reader of a number in a range."""
 
     def read_number(word: str) -> N:
-        value = kind(word.removesuffix("%"))
+        value = kind(word)
         check_range("it", value, (least, most))
         return value
 

@@ -57,6 +57,14 @@ def test_settings_are_recipe_values(tmp_path):
     }
 
 
+@pytest.mark.parametrize(
+    "words", [("--set", "optim.lr=1%,2%"), ("--loops", "2,4%"), ("--alphas", "100%")]
+)
+def test_only_alphas_are_percents_and_a_rate_of_one_percent_is_not_one(words, tmp_path):
+    with pytest.raises(UserError, match=r"--(set optim\.lr|loops|alphas) must be"):
+        asked(tmp_path, *words)
+
+
 def files(out: Path) -> dict[Path, bytes]:
     """All that a sweep has written."""
     return {
