@@ -1,9 +1,11 @@
 """The power of the study on loops, by simulation: `python docs/study/power.py`.
 
-Designs of a base and five (or four) other arms at three rates, judged as
-`compare --best lr --margin 0.014` judges them. One arm differs from the base by a known
-amount, in bits per byte. The numbers of loops.md, *Power*, are of other draws: a share
-of 150 designs has a standard error of up to 0.04. Takes half an hour of a core.
+Designs of a base and five (or four) other arms at three rates, tested as
+`compare --best lr` tests them, with the verdicts of loops.md: `compare` also says *no
+difference that matters* where p < 0.05 and Holm's is not. One arm differs from the base
+by a known amount, in bits per byte. The numbers of loops.md, *Power*, are of other
+draws: a share of 150 designs has a standard error of up to 0.04. Takes half an hour of
+a core.
 """
 
 import numpy as np
