@@ -109,15 +109,24 @@ def read(table: Path) -> list[dict[str, str]]:
     return list(csv.DictReader(table.open(encoding="utf-8"))) if table.exists() else []
 
 
+def key_of(row: dict[str, Any]) -> tuple[str, ...]:
+    return row["sweep"], row["arm"], row["rate"], row["seed"]
+
+
 def keep(study: Study, folder: Path) -> None:
-    known = {
-        (row["sweep"], row["arm"], row["rate"], row["seed"]): row
-        for row in read(study.table)
-    }
+    """Raises SystemExit if the folder lacks runs that were kept, of which the archive
+    would lose the files."""
+    known = {key_of(row): row for row in read(study.table)}
     found, here = dict(rows_of(folder, study.last)), cpu()
+    theirs = {key_of(row) for row in found.values()}
+    missing = known.keys() - theirs
+    if missing or not found:
+        raise SystemExit(
+            f"{folder} has {len(found)} runs, and lacks {len(missing)} of those in "
+            f"{study.archive}; restore them there first"
+        )
     for row in found.values():
-        key = (row["sweep"], row["arm"], row["rate"], row["seed"])
-        known.setdefault(key, row | {"cpu": here})
+        known.setdefault(key_of(row), row | {"cpu": here})
     rows = [
         known[key] for key in sorted(known, key=lambda key: (*key[:3], int(key[3])))
     ]

@@ -132,6 +132,18 @@ def test_runs_are_of_the_preregistered_seeds_and_began_after_the_preregistration
         assert units in row["cpu"] + row["device"]
 
 
+def test_a_folder_that_lacks_kept_runs_replaces_no_archive(tmp_path):
+    row = script("row")
+    study = row.STUDIES["row_256"]
+    archive = tmp_path / "kept.tar.xz"
+    archive.write_bytes(study.archive.read_bytes())
+    copy = study._replace(archive=archive, table=tmp_path / "kept.csv")
+    copy.table.write_bytes(study.table.read_bytes())
+    with pytest.raises(SystemExit, match=r"lacks 38 of those in .*; restore them"):
+        row.keep(copy, tmp_path / "runs")
+    assert archive.read_bytes() == study.archive.read_bytes()
+
+
 DUAL = "--budget 150.2K --alpha 50 --k 4"
 
 
