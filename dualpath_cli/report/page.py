@@ -1,6 +1,7 @@
 """A page of tables and figures: one HTML file that needs no network, in light and
 dark."""
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -66,7 +67,9 @@ def _section(table: Table) -> str:
     )
 
     def text(cell: Entry, side: str) -> str:
-        order = "" if cell.number is None else f' data-order="{cell.number!r}"'
+        # JSON writes infinity as JavaScript reads it.
+        number = cell.number
+        order = "" if number is None else f' data-order="{json.dumps(number)}"'
         words = escape(cell.text)
         if cell.lowest:
             words = f"<strong>{words}</strong>"

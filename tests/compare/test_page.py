@@ -1,6 +1,7 @@
 """The page of a comparison in Chromium; its figures, read back from their axes."""
 
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -79,6 +80,12 @@ def test_names_stand_literally_and_headings_sort_both_ways(tab):
     name.click()
     assert column(tab) == ["<b>&amp;</b>", "a_k2", "a_k10", "none"]
     assert tab.get_attribute("th:nth-child(2)", "aria-sort") is None
+
+
+def test_a_multiplier_without_bound_sorts_as_the_largest_number():
+    table = Table([Column("multiplier", "g")], [(1.5,), (math.inf,)])
+    orders = re.findall('data-order="(.*?)"', tables([table]))
+    assert orders == ["1.5", "Infinity"]  # as Number() of JavaScript takes them
 
 
 INKS = """svg => [
