@@ -170,8 +170,8 @@ def _grid(options: Sweep) -> Grid:
     )
     if grid.positions and "expanded" in grid.controls:
         raise UserError(
-            "--positions goes only with the controls wide and loop, not expanded; "
-            "leave expanded out of --controls"
+            "--positions does not go with the control expanded; leave it out of "
+            "--controls"
         )
     return grid
 
