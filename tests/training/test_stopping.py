@@ -18,6 +18,7 @@ from lightning.pytorch import Trainer
 
 from dualpath_cli.cli.main import main
 from dualpath_cli.run.run_folder import newest_checkpoint, step_of
+from dualpath_cli.run.tables import read_table
 from dualpath_cli.training import checkpoints, curve, stopping
 from dualpath_cli.training.module import DualPathModule
 from tests.cli.processes import exit_codes, run_on_ranks, run_on_two_ranks, start
@@ -267,6 +268,10 @@ def test_a_row_is_of_all_steps_since_the_last_one_also_where_a_signal_came_betwe
             assert float(row[column]) == pytest.approx(
                 float(wanted[column]), rel=1e-5
             ), column
+    first, second = read_table(run / "metrics.csv")
+    seconds = second.number("seconds") - first.number("seconds")
+    speed = 4 * 4 * SEQ_LEN / seconds
+    assert second.number("tokens_per_second") == pytest.approx(speed, rel=0.05)
 
 
 @pytest.mark.parametrize(
