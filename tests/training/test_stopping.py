@@ -148,9 +148,10 @@ ENDS: dict[str, tuple[Callable[[], None] | None, list[str], int, int | None, str
     ),
     "killed in a validation": (signalled(KILL, VALIDATION, 2), [], -KILL, None, ""),
     "killed in one of a saved step": (signalled(KILL, VALIDATION, 4), [], -KILL, 4, ""),
+    # Its step is no multiple of save_every.
     "killed in the last one": (
         signalled(KILL, VALIDATION, STEPS),
-        [],
+        ["--run.save_every", "3"],
         -KILL,
         STEPS,
         "",
