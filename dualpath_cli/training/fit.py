@@ -111,10 +111,11 @@ def _begin_folder(session: Session[TrainingLaunch], same: dict[str, str]) -> Non
     launch = session.launch
     folder = launch.folder
     checkpoint = launch.checkpoint
-    # Another fit may have ended, or begun this run, since the folder was read.
+    # Another fit may have begun this run, or gone on, since the folder was read.
     removed = checkpoint is not None and not checkpoint.exists()
-    begun = checkpoint is None and newest_checkpoint(folder) is not None
-    if removed or begun:
+    own = None if launch.trunk is not None else checkpoint
+    goes_back = own is not None and launch.step == launch.taken_back
+    if removed or (not goes_back and newest_checkpoint(folder) != own):
         raise UserError(
             f"{folder} was just written by another fit; give the command again"
         )
