@@ -2,7 +2,8 @@
 Torch-free."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.recipe.settings import OptimSettings, RunSettings, Settings
@@ -133,7 +134,9 @@ def check_loops(run: RunSettings, model: ModelConfig) -> None:
             )
 
     if run.backprop_loops is not None:
-        _check_backprop(run.backprop_loops, model)
+        most = max(loop_counts(run), default=trained)
+        varied: dict[str, Any] = {field: most}
+        _check_backprop(run.backprop_loops, replace(model, **varied))
     if run.loop_losses and (model.core is None or model.core_loops == 1):
         raise UserError(
             f"run.loop_losses={run.loop_losses:g} has no effect without a core that is "
@@ -142,11 +145,13 @@ def check_loops(run: RunSettings, model: ModelConfig) -> None:
 
 
 def _check_backprop(last: int, model: ModelConfig) -> None:
-    """Raises UserError if the last loops leave weights before them without a
-    gradient."""
+    """Raises UserError if the last loops leave weights before them without a gradient.
+
+    `model` has the most loops of a step.
+    """
     key = f"run.backprop_loops={last}"
     if last >= max(model.most_loops, model.core_loops):
-        raise UserError(f"{key} has no effect, as no loop of the model is longer")
+        raise UserError(f"{key} has no effect, as no step runs a longer loop")
 
     for number, layer in enumerate(model.layers):
         if layer.block == "wide" or layer.loops <= last:

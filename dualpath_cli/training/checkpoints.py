@@ -23,7 +23,8 @@ from dualpath_cli.training.ranks import lost_contact
 
 
 class Checkpoints(Callback):
-    """Saves every `run.save_every` steps and at the end; keeps `run.keep`.
+    """Saves every `run.save_every` steps and the last one, before its validation; keeps
+    `run.keep`.
 
     It runs after all callbacks that write rows, so that the rows of a checkpoint's step
     exist.
@@ -54,7 +55,8 @@ class Checkpoints(Callback):
         self.saved_step = trainer.global_step
 
     def on_train_batch_end(self, trainer: Trainer, *ignored: Any) -> None:
-        if trainer.global_step % self.settings.save_every == 0:
+        step = trainer.global_step
+        if step % self.settings.save_every == 0 or step == trainer.max_steps:
             self.save(trainer)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -76,6 +78,7 @@ class Checkpoints(Callback):
             checkpoint["loops"]["fit_loop"] = self._progress
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Saves the step at which a callback ended the run."""
         if trainer.global_step != self.saved_step:
             self.save(trainer)
 

@@ -22,7 +22,10 @@ from dualpath_cli.spec.own_checks import find_class
 
 _INSTEAD = {
     "GradientAccumulationScheduler": "run.batch_tokens and run.micro_batch",
-    "StochasticWeightAveraging": "a falling rate, optim.schedule",
+    **dict.fromkeys(
+        ("StochasticWeightAveraging", "WeightAveraging", "EMAWeightAveraging"),
+        "a falling rate, optim.schedule",
+    ),
     "ModelCheckpoint": "run.save_every, run.keep and run.keep_every",
     "BatchSizeFinder": "run.micro_batch",
     "LearningRateFinder": "dualpath sweep --set optim.lr=A,B",

@@ -56,10 +56,11 @@ class DualPathDataModule(LightningDataModule):
         step_sequences: int,
         seed: int,
         data_since: int = 0,
+        checkpoint: Path | None = None,
     ) -> None:
         """`step_sequences` are those of an optimizer step on all ranks, `micro_batch`
         those of one forward pass; `data_since` is the first step that trained on these
-        data."""
+        data. A run continues from `checkpoint`."""
         super().__init__()
         self.settings = settings
         self.tokenizer = tokenizer
@@ -68,12 +69,14 @@ class DualPathDataModule(LightningDataModule):
         self.step_sequences = step_sequences
         self.seed = seed
         self.data_since = data_since
+        self.checkpoint = checkpoint
 
     def setup(self, stage: str) -> None:
         """Checks that all ranks start alike: one may not see another's files yet."""
         module = self.trainer.lightning_module
         plan = {
-            "the checkpoint": Path(str(self.trainer.ckpt_path)).name,
+            # Not the trainer's, which it takes after this hook.
+            "the checkpoint": self.checkpoint and self.checkpoint.name,
             "the first step on its data": self.data_since,
             "run.compile": getattr(module, "compile_blocks", None),
         }

@@ -2,7 +2,8 @@
 one."""
 
 import uuid
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from dualpath_cli.base.errors import UserError
@@ -60,33 +61,48 @@ def fit(session: Session[TrainingLaunch]) -> None:
     same = {"precision": str(trainer.precision), "data_order": order.NAME}
     if launch.continued is not None:
         check_same_facts(launch.continued, same)
-    if launch.step is not None and launch.step >= run.steps:
-        _validate_last_step(session, launch.step)
-        return
 
     way_out = "wait until it ends, or give this run a name (--run.name NAME)"
     lock = exclusive(launch.folder / FIT, launch.folder, way_out)
     with lock if trainer.is_global_zero else nullcontext():
-        _begin_folder(session, same)
-        if not launched:
-            session.module.graph = graph_of(session.module, parts=accumulate)
-        _train(session)
+        if launch.step is not None and launch.step >= run.steps:
+            _validate_last_step(session, launch.step)
+        else:
+            _begin_folder(session, same)
+            if not launched:
+                session.module.graph = graph_of(session.module, parts=accumulate)
+            _train(session)
         _conclude(session)
+
+
+@contextmanager
+def _told_endings(session: Session[TrainingLaunch]) -> Iterator[None]:
+    """Within it, an early end raises the error with its message for the user."""
+    try:
+        yield
+    except BaseException as error:
+        ending = ending_of(session, error)
+        if ending is None:
+            raise
+        raise ending from error
 
 
 def _validate_last_step(session: Session[TrainingLaunch], step: int) -> None:
     """Validates a run that has made all its steps, and lacks only this."""
+    if session.trainer.is_global_zero:
+        begin_wandb(session.trainer, session.launch.folder)
     for callback in session.trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, MetricsLog):
             callback.step = step
 
-    session.trainer.validate(
-        session.module,
-        datamodule=session.datamodule,
-        ckpt_path=str(session.launch.checkpoint),
-        verbose=False,
-    )
-    session.show_validation()
+    path = str(session.launch.checkpoint)
+    with _told_endings(session):
+        session.trainer.validate(
+            session.module,
+            datamodule=session.datamodule,
+            ckpt_path=path,
+            verbose=False,
+        )
 
 
 def _begin_folder(session: Session[TrainingLaunch], same: dict[str, str]) -> None:
@@ -95,10 +111,11 @@ def _begin_folder(session: Session[TrainingLaunch], same: dict[str, str]) -> Non
     launch = session.launch
     folder = launch.folder
     checkpoint = launch.checkpoint
-    # Another fit may have ended, or begun this run, since the folder was read.
+    # Another fit may have begun this run, or gone on, since the folder was read.
     removed = checkpoint is not None and not checkpoint.exists()
-    begun = checkpoint is None and newest_checkpoint(folder) is not None
-    if removed or begun:
+    own = None if launch.trunk is not None else checkpoint
+    goes_back = own is not None and launch.step == launch.taken_back
+    if removed or (not goes_back and newest_checkpoint(folder) != own):
         raise UserError(
             f"{folder} was just written by another fit; give the command again"
         )
@@ -172,13 +189,8 @@ def _train(session: Session[TrainingLaunch]) -> None:
     trainer.check_val_every_n_epoch = None
 
     path = None if launch.checkpoint is None else str(launch.checkpoint)
-    try:
+    with _told_endings(session):
         trainer.fit(session.module, datamodule=session.datamodule, ckpt_path=path)
-    except BaseException as error:
-        ending = ending_of(session, error)
-        if ending is None:
-            raise
-        raise ending from error
 
 
 def _conclude(session: Session[TrainingLaunch]) -> None:
@@ -187,13 +199,15 @@ def _conclude(session: Session[TrainingLaunch]) -> None:
     folder = session.launch.folder
     session.show_validation()
 
-    if trainer.global_step < session.launch.settings.run.steps:
+    # The trainer of a validation alone counts no steps.
+    step = max(trainer.global_step, session.launch.step or 0)
+    if step < session.launch.settings.run.steps:
         why = "a callback"
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             reason = getattr(callback, "stopping_reason_message", None)
             if reason:
                 why = f"{type(callback).__name__}: {reason}"
-        session.say(f"ended at step {trainer.global_step} by {why}")
+        session.say(f"ended at step {step} by {why}")
 
     if trainer.is_global_zero:
         try:

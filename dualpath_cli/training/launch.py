@@ -323,7 +323,9 @@ def _find_trunk(checked: CheckedRecipe) -> Run:
     free = {"run": {"max_tokens", "recipe"}}
     check_same_recipe(folder, trunk.recipe, settings.as_recipe(), free=free)
 
-    shared = min(stable_steps(settings), stable_steps(settings_from(trunk.recipe)))
+    of_trunk = stable_steps(settings_from(trunk.recipe))
+    # The last step is the branch's own: it writes a checkpoint, and is validated.
+    shared = min(stable_steps(settings), of_trunk, settings.run.steps - 1)
     usable = [
         checkpoint
         for checkpoint in complete_checkpoints(folder)
@@ -331,8 +333,8 @@ def _find_trunk(checked: CheckedRecipe) -> Run:
     ]
     if not usable:
         raise UserError(
-            f"run.branch_from: '{folder}' has no checkpoint up to step {shared}, where "
-            "cool-down or second phase begins; save one (run.save_every) and keep it "
-            "(run.keep_every)"
+            f"run.branch_from: '{folder}' has no checkpoint up to step {shared}, the "
+            "last before cool-down, second phase or end; save one (run.save_every) and "
+            "keep it (run.keep_every)"
         )
     return find_run(str(max(usable, key=step_of)))

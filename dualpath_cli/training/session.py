@@ -135,6 +135,7 @@ def build_session(
         step_sequences=settings.run.batch_tokens // settings.model.max_seq_len,
         seed=seed,
         data_since=training.data_since if training else 0,
+        checkpoint=training.checkpoint if training else None,
     )
     return Session(launch, trainer, module, datamodule, console)
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.trainer.states import TrainerFn
 
 from dualpath_cli.base.processes import STOPPING
 from dualpath_cli.training import internals
@@ -117,8 +118,9 @@ class Stopping(Callback):
         if not signum:
             return
 
-        saved = trainer.global_step == self.checkpoints.saved_step
-        if not trainer.sanity_checking and not saved:
+        # The validation of a finished run, and that of step 0, have no step to save.
+        trains = trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking
+        if trains and trainer.global_step != self.checkpoints.saved_step:
             self.checkpoints.save(trainer)
         raise StopTraining(signum)
 

@@ -162,7 +162,8 @@ class MetricsLog(Callback):
 
         self.step = 0
         """The newest finished optimizer step."""
-        self.logged_step = 0
+        self.logged_step: int | None = None
+        """The step of the last row; None before a run begins."""
         self.seconds = 0.0
         """Time of training since the last row, up to the last pause."""
         self.since: float | None = None
@@ -170,7 +171,9 @@ class MetricsLog(Callback):
         self.validation_due = False
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
-        self.step = self.logged_step = trainer.global_step
+        self.step = trainer.global_step
+        if self.logged_step is None:
+            self.logged_step = self.step
         self.kinds = [
             group["name"]
             for optimizer in trainer.optimizers
@@ -189,6 +192,14 @@ class MetricsLog(Callback):
         if self.step == 0:
             self._log_validation(trainer, pl_module)
         self.since = time.perf_counter()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The beginning of the next row, which a continued run completes."""
+        return {"logged_step": self.logged_step, "seconds": self._elapsed()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.logged_step = state_dict["logged_step"]
+        self.seconds = state_dict["seconds"]
 
     def _add_columns(self, config: ModelConfig) -> None:
         """Adds the columns of this model, after the column `lr`."""
@@ -239,6 +250,7 @@ class MetricsLog(Callback):
         self.seconds = 0.0
         self.since = time.perf_counter()
 
+        assert self.logged_step is not None
         steps = range(self.logged_step, self.step)
         self.logged_step = self.step
         speed = len(steps) * self.settings.batch_tokens / seconds
@@ -284,9 +296,13 @@ class MetricsLog(Callback):
         self.progress.stop()
 
     def _pause(self) -> None:
-        if self.since is not None:
-            self.seconds += time.perf_counter() - self.since
-            self.since = None
+        self.seconds = self._elapsed()
+        self.since = None
+
+    def _elapsed(self) -> float:
+        """Time of training since the last row."""
+        running = 0.0 if self.since is None else time.perf_counter() - self.since
+        return self.seconds + running
 
     def on_validation_start(self, trainer: Trainer, pl_module: Any) -> None:
         self._pause()

@@ -19,6 +19,7 @@ from dualpath_cli.base.locks import (
     keep_in_use,
     remove_unused,
 )
+from dualpath_cli.training import launch
 from tests.cli.processes import SERVER, start
 from tests.training.tiny_run import SEQ_LEN, rows
 
@@ -123,6 +124,18 @@ def test_a_second_fit_in_the_same_folder_ends_with_one_line(trained, refused, tm
     take(run)
     steps = [int(row["step"]) for row in rows(run / "metrics.csv")]
     assert steps == list(range(1, len(steps) + 1))
+
+
+def test_a_fit_that_read_the_folder_before_another_ended_repeats_none_of_its_steps(
+    trained, refused, monkeypatch
+):
+    run = trained()
+    before = sorted(run.glob("checkpoints/*"))
+    read = run / "checkpoints" / "step-00000004"
+    monkeypatch.setattr(launch, "newest_checkpoint", lambda folder: read)
+    said = refused()
+    assert f"{run} was just written by another fit; give the command again" in said
+    assert sorted(run.glob("checkpoints/*")) == before
 
 
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK])

@@ -126,6 +126,11 @@ WRONG = {
         {"swa_lrs": 0.1},
         "use a falling rate",
     ),
+    "what fails at the first checkpoint": (
+        "EMAWeightAveraging",
+        {"decay": 0.99},
+        "use a falling rate",
+    ),
 }
 
 

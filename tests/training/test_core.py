@@ -162,7 +162,17 @@ def test_own_sublayers_of_steps_move_when_the_schedule_reaches_them(fit):
             "run.backprop_loops=1 of 3 steps leaves all weights before layer 0",
         ),
         (UNTIED, {"backprop_loops": 1}, "model.untied_steps gives each step its own"),
-        (CORE, {"backprop_loops": 3}, "has no effect, as no loop of the model is"),
+        (CORE, {"backprop_loops": 3}, "has no effect, as no step runs a longer loop"),
+        (
+            CORE,
+            {"backprop_loops": 2, "train_loops": [1, 2]},
+            "has no effect, as no step runs a longer loop",
+        ),
+        (
+            CORE | {"loops": 4, "injection": "none"},
+            {"backprop_loops": 3, "train_loops": [3, 9]},
+            "run.backprop_loops=3 of 9 repetitions leaves all weights before the core",
+        ),
         ({}, {"loop_losses": 0.5}, "run.loop_losses=0.5 has no effect without a core"),
         (CORE | {"core": [2, 1]}, {}, "core=[2, 1] must be [FIRST, LAST]"),
         ({"core_loops": 2}, {}, "model.core_loops=2 has no effect without model.core"),
@@ -183,5 +193,5 @@ def test_what_cannot_train_is_one_line(model, run, said, refused):
 
 
 def test_steps_may_draw_more_repetitions_than_the_models(fit):
-    run = fit(model=CORE, run={"train_loops": [1, 9]})
+    run = fit(model=CORE, run={"train_loops": [1, 9], "backprop_loops": 3})
     assert len(tables(run)["metrics.csv"]) == 6

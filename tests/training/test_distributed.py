@@ -30,11 +30,11 @@ from dualpath_cli.recipe.recipes import merge
 from dualpath_cli.run.run_folder import newest_checkpoint, read_recipe
 from dualpath_cli.run.weights import load_weights
 from dualpath_cli.spec.config import ModelConfig
-from dualpath_cli.training import internals
+from dualpath_cli.training import internals, launch
 from dualpath_cli.training import ranks as joining
 from dualpath_cli.training.module import DualPathModule
 from dualpath_cli.training.parallel import build_model
-from tests.cli.processes import exit_codes, run_on_ranks, start
+from tests.cli.processes import exit_codes, run_on_ranks, run_on_two_ranks, start
 from tests.data_prep.web import wait_for
 from tests.training.tiny_run import (
     SEQ_LEN,
@@ -239,6 +239,27 @@ def test_where_the_first_ranks_stopped_within_a_validation_the_others_make_it(
     more = "--run.micro_batch", "8"
     runs.train("validated", 1, "single", tmp_path, *more, **VARIANTS["untied"])
     assert_same_run(run, runs.single())
+
+
+def see_an_older_checkpoint() -> None:
+    """Has the second rank find step 3, as where a file system shows files late."""
+    if os.environ["LOCAL_RANK"] == "1":
+        launch.newest_checkpoint = lambda run: run / "checkpoints" / "step-00000003"
+
+
+def test_ranks_that_see_different_checkpoints_train_no_step(runs):
+    run = runs.single().with_name("unseen")
+    shutil.copytree(runs.single(), run, symlinks=True)
+    back_to_step(run, 6)
+    words = runs.words("unseen", trainer={"strategy": "ddp"}, **VARIANTS["untied"])
+    said = run_on_two_ranks(
+        words, runs.folder, see_an_older_checkpoint, expected=(2, 2)
+    )
+    line = (
+        "ranks differ: the checkpoint is step-00000006 on rank 0 and step-00000003 on "
+        "rank 1; make the machines alike"
+    )
+    assert line in said[0]
 
 
 @rare

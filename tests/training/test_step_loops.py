@@ -263,6 +263,16 @@ def test_a_branch_has_no_step_whose_loops_its_own_length_would_not_give(fit):
         assert torch.equal(weights(branch)[name], weight), name
 
 
+def test_a_branch_makes_its_last_step_itself(fit):
+    """Without a cool-down it would begin at the trunk's checkpoint of its last step."""
+    changes = {"optim": WSD | {"cooldown": 0.0}}
+    trunk = fit(**length(6, name="long") | changes)
+    branch = fit(**length(4, name="branch", branch_from=str(trunk)) | changes)
+    facts = json.loads((branch / "versions.json").read_text())
+    assert facts["branched_from"] == f"{trunk} at step 3"
+    assert tables(branch)["metrics.csv"] == tables(trunk)["metrics.csv"][:4]
+
+
 def test_what_would_not_be_alike_is_no_trunk(refused, fit):
     trunk = fit(**length(6, name="long"))
     start = {"branch_from": str(trunk), "name": "branch"}

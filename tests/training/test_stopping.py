@@ -18,6 +18,7 @@ from lightning.pytorch import Trainer
 
 from dualpath_cli.cli.main import main
 from dualpath_cli.run.run_folder import newest_checkpoint, step_of
+from dualpath_cli.run.tables import read_table
 from dualpath_cli.training import checkpoints, curve, stopping
 from dualpath_cli.training.module import DualPathModule
 from tests.cli.processes import exit_codes, run_on_ranks, run_on_two_ranks, start
@@ -147,9 +148,10 @@ ENDS: dict[str, tuple[Callable[[], None] | None, list[str], int, int | None, str
     ),
     "killed in a validation": (signalled(KILL, VALIDATION, 2), [], -KILL, None, ""),
     "killed in one of a saved step": (signalled(KILL, VALIDATION, 4), [], -KILL, 4, ""),
+    # Its step is no multiple of save_every.
     "killed in the last one": (
         signalled(KILL, VALIDATION, STEPS),
-        [],
+        ["--run.save_every", "3"],
         -KILL,
         STEPS,
         "",
@@ -220,6 +222,26 @@ def test_however_a_run_ends_the_same_command_makes_it_what_it_would_have_been(
     torch.testing.assert_close(weights(run), weights(whole), rtol=0, atol=0)
 
 
+def test_a_signal_in_a_validation_that_makes_up_for_the_last_one_loses_nothing(
+    whole, tmp_path
+):
+    words = ["fit", "--config", str(tmp_path / "recipe.yaml")]
+    log, table, wanted = tmp_path / "log", whole / "validation.csv", tables(whole)
+    lines = table.read_text().splitlines(keepends=True)
+    table.write_text("".join(x for x in lines if not x.startswith(f"{STEPS},")))
+    kept = sorted(whole.glob("checkpoints/*"))
+    assert exit_codes([start(words, log, signalled(TERM, VALIDATION, 0))], 60) == [143]
+    said = f"stopped by SIGTERM; the same command continues from step {STEPS}"
+    assert log.read_text().endswith(f"dualpath fit: {said}\n")
+    assert sorted(whole.glob("checkpoints/*")) == kept
+    curve_of = whole / "curve.png"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(curve, "draw", lambda run: curve_of.touch() or curve_of)
+        assert main(words) == 0
+    assert tables(whole) == wanted
+    assert curve_of.is_file()
+
+
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=rare)])
 def test_a_row_is_of_all_steps_since_the_last_one_also_where_a_signal_came_between(
     ranks, trained, tmp_path
@@ -247,6 +269,10 @@ def test_a_row_is_of_all_steps_since_the_last_one_also_where_a_signal_came_betwe
             assert float(row[column]) == pytest.approx(
                 float(wanted[column]), rel=1e-5
             ), column
+    first, second = read_table(run / "metrics.csv")
+    seconds = second.number("seconds") - first.number("seconds")
+    speed = 4 * 4 * SEQ_LEN / seconds
+    assert second.number("tokens_per_second") == pytest.approx(speed, rel=0.05)
 
 
 @pytest.mark.parametrize(
