@@ -83,7 +83,16 @@ def step_of(checkpoint: Path) -> int:
 
 def newest_checkpoint(folder: Path) -> Path | None:
     """The newest whole checkpoint of a run folder, or None; names damaged ones that it
-    passes over.
+    passes over."""
+    checkpoint, faults = newest_and_faults(folder)
+    if faults and is_first_rank():
+        say("\n".join(f"passed over {line}" for line in faults))
+    return checkpoint
+
+
+def newest_and_faults(folder: Path) -> tuple[Path | None, list[str]]:
+    """The newest whole checkpoint of a run folder, or None, and the faults of newer
+    ones.
 
     The newest one is `last`, or the highest step in a copy without symbolic links.
     Damage is found by sizes here; hashes are compared when a checkpoint is loaded.
@@ -97,9 +106,7 @@ def newest_checkpoint(folder: Path) -> Path | None:
     for checkpoint in reversed(order):
         fault = fault_of(checkpoint)
         if fault is None:
-            if faults and is_first_rank():
-                say("\n".join(f"passed over {line}" for line in faults))
-            return checkpoint
+            return checkpoint, faults
         faults.append(f"{checkpoint}: {fault}")
 
     if faults:
@@ -107,7 +114,7 @@ def newest_checkpoint(folder: Path) -> Path | None:
             f"'{folder}' has no whole checkpoint: {faults[0]}; put one back, or remove "
             "the folder and train the run again"
         )
-    return None
+    return None, faults
 
 
 def complete_checkpoints(folder: Path) -> list[Path]:

@@ -20,7 +20,7 @@ from dualpath_cli.run.run_folder import (
     TOKENIZER,
     WENT_WRONG,
     check_same_facts,
-    newest_checkpoint,
+    newest_and_faults,
     write_start,
 )
 from dualpath_cli.spec.own_checks import hashes, keep_sources, option_of
@@ -112,10 +112,11 @@ def _begin_folder(session: Session[TrainingLaunch], same: dict[str, str]) -> Non
     folder = launch.folder
     checkpoint = launch.checkpoint
     # Another fit may have begun this run, or gone on, since the folder was read.
+    newest, _ = newest_and_faults(folder)
     removed = checkpoint is not None and not checkpoint.exists()
     own = None if launch.trunk is not None else checkpoint
     goes_back = own is not None and launch.step == launch.taken_back
-    if removed or (not goes_back and newest_checkpoint(folder) != own):
+    if removed or (newest != own and not goes_back):
         raise UserError(
             f"{folder} was just written by another fit; give the command again"
         )
