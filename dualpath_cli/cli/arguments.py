@@ -81,10 +81,10 @@ class Arguments:
                 f"{command.name} takes one RUN; give the command for each of them"
             )
         check_sections(base)
-        for option, value in self.pairs:
-            _check_whole(option, value)
-
         parser = parser_of(command)
+        for option, value in self.pairs:
+            _check_whole(option, value, parser)
+
         parser.arguments = self.texts
         self._note_repeated(parser)
         parsed = parser.read(base, self.texts).as_dict()
@@ -132,8 +132,9 @@ class Arguments:
         return names | recipe.keys()
 
 
-def _check_whole(option: str, value: str) -> None:
-    """Refuses a part of a class or of a validation set, which are given as a whole."""
+def _check_whole(option: str, value: str, parser: Parser) -> None:
+    """Refuses a part of a value that is given as a whole: of a class, of a validation
+    set, of a list."""
     below_class = _BELOW_A_CLASS.match(option)
     if below_class:
         raise UserError(
@@ -145,6 +146,11 @@ def _check_whole(option: str, value: str) -> None:
             f"{option}={value}: give the set as a whole: --{below_set[1]} "
             "'{path: FILE, field: KEY}'"
         )
+    # jsonargparse would take `--optim.betas.0=0.8` for the list [0, 0.8].
+    is_option = option.startswith("--")
+    whole = parser.whole_of(option.removeprefix("--")) if is_option else ""
+    if whole:
+        raise UserError(f"{option}={value}: {whole}")
 
 
 def read_arguments(command: Command, given: Sequence[str]) -> Arguments:

@@ -171,6 +171,17 @@ class Parser(ArgumentParser):
                 longest = action
         return longest
 
+    def whole_of(self, key: str) -> str:
+        """Why there is no key such as `optim.betas.0`, an entry of a value that is not
+        a mapping; else an empty text."""
+        action = self._action(key)
+        if action is None or action.dest == key:
+            return ""
+        annotation = type_of(action)
+        if _entry_type(annotation) is not None:
+            return ""
+        return f"{action.dest} is given as a whole: {describe(annotation)}"
+
     def _wrong_argument(self, option: str, values: Sequence[str]) -> str:
         name, equals, value = option.partition("=")
         key = name.lstrip("-").removesuffix("+")
@@ -413,6 +424,14 @@ def describe(annotation: Any) -> str:
             return "a mapping of names to values"
         return f"a mapping of names to values (each {parts[1]})"
     return " or ".join(parts) or str(annotation)
+
+
+def _entry_type(annotation: Any) -> Any:
+    """The type of a mapping's values; None where no mapping is taken."""
+    if typing.get_origin(annotation) is dict:
+        return typing.get_args(annotation)[1]
+    found = map(_entry_type, typing.get_args(annotation))
+    return next((type_ for type_ in found if type_ is not None), None)
 
 
 def choices_of(annotation: Any) -> list[str]:
