@@ -211,8 +211,7 @@ def _with_value(
     `nargs` are argparse's numbers of values.
     """
     option, equals, value = argument.partition("=")
-    name = option.lstrip("-").replace("-", "_")
-    option = names.get(name, option)
+    option = _spelled(option, names)
     has_value = bool(equals)
 
     # An entry of a mapping in the recipe is no option of the parser.
@@ -244,6 +243,17 @@ def _with_value(
     if is_section and isfile(value):
         value = _section_in_file(option, value)
     return f"{option}={value}" if has_value else option
+
+
+def _spelled(option: str, names: Mapping[str, str]) -> str:
+    """An option as the parser writes it; the name of a mapping's entry stays as it
+    is."""
+    section, dot, rest = option.partition(".")
+    key, *entry = rest.split(".")
+    name = f"{section}{dot}{key}".lstrip("-").replace("-", "_")
+    if name not in names:
+        return option
+    return ".".join([names[name], *entry])
 
 
 def _section_in_file(option: str, path: str) -> str:

@@ -222,6 +222,8 @@ class Parser(ArgumentParser):
         """The message for a value that a key cannot have."""
         action = self._action(key)
         annotation = None if action is None else type_of(action)
+        if action is not None and action.dest != key:
+            annotation = _entry_type(annotation)
         name = self.name_of(key)
         wanted = describe(annotation)
         # On a command line null is not a value: the option is left out.

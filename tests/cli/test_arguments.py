@@ -40,6 +40,8 @@ def changed(recipe: dict[str, Any], *words: str) -> dict[str, Any]:
         (["--trainer.devices", "2"], "trainer", "devices", 2),
         (["--trainer.devices", "auto"], "trainer", "devices", "auto"),
         (["--data.val.novels", "1984"], "data", "val", {"novels": "1984"}),
+        (["--data.val.my-set.v2", "a"], "data", "val", {"my-set.v2": "a"}),
+        (["--optim.lr-scale.gate=2"], "optim", "lr_scale", {"gate": 2.0}),
         (["--model.loops", "3", "--model.loops", "5"], "model", "loops", 5),
     ],
 )
