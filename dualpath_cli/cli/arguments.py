@@ -199,6 +199,11 @@ def join_values(given: Sequence[str], parser: Parser) -> list[str]:
         if argument.startswith("-"):
             argument = _with_value(argument, rest, names, nargs)
         joined.append(argument)
+
+    # argparse takes values without an option only in one row.
+    has_positional = any(not action.option_strings for action in actions_of(parser))
+    if has_positional:
+        joined.sort(key=lambda argument: argument.startswith("-"))
     return joined
 
 

@@ -144,6 +144,13 @@ def test_a_value_may_begin_with_a_dash_but_not_with_two(values):
         read_arguments(COMMANDS["generate"], ["--prompt", "a", "-h"])
 
 
+def test_runs_may_stand_between_options():
+    words = ["a", "--baseline", "b", "c", "--own-classes", "d", "--out=x", "e"]
+    options = read_arguments(COMMANDS["compare"], words).over({}).options
+    assert options.runs == ("a", "c", "d", "e")
+    assert (options.baseline, options.own_classes, options.out) == (("b",), True, "x")
+
+
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
 def test_every_option_is_shown_with_hyphens_and_may_be_written_with_underscores(
     command,
