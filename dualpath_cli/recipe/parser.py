@@ -127,10 +127,10 @@ class Parser(ArgumentParser):
         values allowed."""
         # jsonargparse's own message lacks the allowed values: each value is parsed by
         # itself, until one fails.
-        for key, value in self._leaves(base):
-            if not self._action(key):
+        for section, name, value in self._leaves(base):
+            key = f"{section}.{name}" if section else name
+            if "." in name or not self._action(key):
                 return self.unknown(key)
-            section, _, name = key.rpartition(".")
             try:
                 self._parsed({section: {name: value}} if section else {key: value})
             except ArgumentError:
@@ -143,14 +143,15 @@ class Parser(ArgumentParser):
                 return self._wrong_argument(option, values)
         return ""
 
-    def _leaves(self, base: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    def _leaves(self, base: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
+        """Each value, with its section, which may be empty, and its name there."""
         for key, value in base.items():
             has_keys = self._is_section(key) or not self._action(key)
             if isinstance(value, Mapping) and has_keys:
                 for name, part in value.items():
-                    yield f"{key}.{name}", part
+                    yield key, name, part
             else:
-                yield key, value
+                yield "", key, value
 
     def _is_section(self, key: str) -> bool:
         """Whether a key is a section; a key of a Lightning class has keys below, but is
@@ -283,6 +284,10 @@ class Parser(ArgumentParser):
         start = f"unknown option '{name}'"
         if not is_option:
             start = f"unknown key '{self.prefix}{name}'"
+            if whole := self.whole_of(name):
+                return f"{start}; {whole}"
+            if self._action(name):
+                return f"{start}; a recipe has it as '{_nested(name)}'"
 
         options = self.options()
         command = str(self.prog).removeprefix("dualpath ")
@@ -309,9 +314,8 @@ class Parser(ArgumentParser):
             return f"{start}{hint}"
         if is_option:
             return f"{start}; {self._where_listed(bool(section))}"
-        siblings = [
-            key.removeprefix(prefix) for key in same_section if key.count(".") < 2
-        ]
+        siblings = [key.removeprefix(prefix) for key in same_section]
+        siblings = [key for key in siblings if "." not in key]
         return f"{start}; there are {', '.join(siblings)}"
 
     def _where_listed(self, is_key: bool) -> str:
@@ -321,6 +325,15 @@ class Parser(ArgumentParser):
             return "--help lists what there is"
         of_recipe = "--help-recipe lists the keys of a recipe"
         return of_recipe if is_key else f"--help lists the options, {of_recipe}"
+
+
+def _nested(key: str) -> str:
+    """A dotted key as YAML, such as `optim: {lr: ...}`."""
+    *sections, name = key.split(".")
+    text = f"{name}: ..."
+    for section in reversed(sections):
+        text = f"{section}: {{{text}}}"
+    return text
 
 
 def _by_option(arguments: Sequence[str]) -> list[list[str]]:
