@@ -7,7 +7,6 @@ The same parser reads recipes and the command line.
 import typing
 from argparse import SUPPRESS, Action, ArgumentError
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from copy import deepcopy
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
@@ -28,7 +27,7 @@ from dualpath_cli.base.ranges import (
 )
 from dualpath_cli.recipe.elsewhere import called_here
 from dualpath_cli.recipe.internals import actions_of, type_of
-from dualpath_cli.recipe.recipes import Loader
+from dualpath_cli.recipe.recipes import Loader, yaml_fault
 
 T = TypeVar("T")
 MODE = "dualpath"
@@ -196,26 +195,37 @@ class Parser(ArgumentParser):
         if not name.startswith("-"):
             return self._stray(option)
         if values and (equals or takes_none):
-            return self._stray(values[0])
+            takes_several = action_of_key is not None and action_of_key.default == []
+            return self._stray(values[0], name if takes_several else "")
         if action_of_key is None:
             return self.unknown(name)
+        if takes_none and equals:
+            return (
+                f"{name} takes no value such as '{value:.60}'; give {name}, or leave "
+                "it out"
+            )
         if not self._is_section(key):
             return self._wrong(key, value if equals else " ".join(values))
 
-        with suppress(yaml.YAMLError):
-            content = yaml.safe_load(value)
-            if isinstance(content, dict):
-                return self._mistake({key: content}, ())
+        try:
+            content = yaml.load(value, Loader=Loader)
+        except yaml.YAMLError as error:
+            return f"--{key} '{value:.60}' cannot be read: {yaml_fault(error)}"
+        if isinstance(content, dict):
+            return self._mistake({key: content}, ())
         return (
             f"{key} must be a mapping, or a file of one, not '{value:.60}'; or set "
             f"--{key}.KEY VALUE"
         )
 
-    def _stray(self, argument: str) -> str:
-        """The message for an argument that is not an option's value."""
+    def _stray(self, argument: str, after: str = "") -> str:
+        """The message for an argument that is not an option's value; `after` is an
+        option before it that is given once for each value."""
         others = self.arguments or ()
         way_out = "a value follows its option, as --help says"
-        if self.subject and not any(text.startswith(self.subject) for text in others):
+        if after:
+            way_out = f"give it as {after} {argument}"
+        elif self.subject and not any(text.startswith(self.subject) for text in others):
             way_out = f"give it as {self.subject} {argument}"
         return f"unexpected argument '{argument}'; {way_out}"
 

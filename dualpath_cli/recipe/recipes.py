@@ -160,9 +160,9 @@ def parse_recipe(text: str, name: str) -> Recipe:
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f" line {mark.line + 1}" if mark else ""
-        reason = getattr(error, "problem", None)
-        reason = reason or getattr(error, "reason", content_fault(error))
-        raise UserError(f"recipe {name}{where} cannot be read: {reason}") from None
+        raise UserError(
+            f"recipe {name}{where} cannot be read: {yaml_fault(error)}"
+        ) from None
 
     if not isinstance(content, dict):  # content of any kind and size: not quoted
         fault = "is empty" if content is None else "is not a mapping"
@@ -170,6 +170,13 @@ def parse_recipe(text: str, name: str) -> Recipe:
             f"recipe {name} {fault}; give sections, such as model: {{n_layers: 4}}"
         )
     return content
+
+
+def yaml_fault(error: Exception) -> str:
+    """The fault of YAML text in words, by PyYAML's words where it has some."""
+    problem = getattr(error, "problem", None)
+    reason = problem or getattr(error, "reason", None)
+    return str(reason or content_fault(error))
 
 
 def _bounded_content(text: str) -> Any:
