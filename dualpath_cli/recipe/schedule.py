@@ -112,8 +112,10 @@ def check_loops(run: RunSettings, model: ModelConfig) -> None:
     schedule = run.loop_schedule
     field = model.varied_loops
     trained = getattr(model, field)
-    if run.train_loops is not None and not isinstance(trained, int):
-        raise UserError("run.train_loops needs one number in model.loops, not a list")
+    key = "train_loops" if schedule is None else "loop_schedule"
+    varies = run.train_loops is not None or schedule is not None
+    if varies and not isinstance(trained, int):
+        raise UserError(f"run.{key} needs one number in model.loops, not a list")
     if schedule is not None and schedule[-1][1] != trained:
         raise UserError(
             f"run.loop_schedule ends with {schedule[-1][1]} loops, but "
@@ -121,7 +123,6 @@ def check_loops(run: RunSettings, model: ModelConfig) -> None:
             "number, or leave it out"
         )
 
-    key = "train_loops" if schedule is None else "loop_schedule"
     for number, steps in loop_counts(run).items():
         problem = Intervention.of_loops(model, number).problem(model)
         if problem:
