@@ -36,6 +36,7 @@ FILES = {
     "dotted.yaml": "optim.lr: 1e-3",
     "dots.yaml": "data: {val.novels: few.txt}",
     "other.yaml": "learning: {rate: 1}",
+    "baseless.yaml": "base: missing.yaml",
     "null.yaml": "model: {n_layers: null}",
     "list.yaml": "optim: {decay: [matrices, norm]}",
     "twice.yaml": "{model: {loops: 2}, model: {loops: 3}}",
