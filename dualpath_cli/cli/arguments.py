@@ -238,7 +238,9 @@ def _with_value(
             if rest and not rest[-1].startswith("-"):
                 rest.append(option)
 
-    lacks_value = takes_one and not has_value
+    # An unknown key is refused as such, with or without a value.
+    key = ".".join(option.split(".")[:2])
+    lacks_value = takes_one and not has_value and key in nargs
     ends_options = is_long and value == "--"
     if lacks_value or ends_options:
         raise UserError(f"{option} needs a value")
