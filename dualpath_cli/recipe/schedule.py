@@ -2,7 +2,8 @@
 Torch-free."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.recipe.settings import OptimSettings, RunSettings, Settings
@@ -134,7 +135,7 @@ def check_loops(run: RunSettings, model: ModelConfig) -> None:
             )
 
     if run.backprop_loops is not None:
-        _check_backprop(run.backprop_loops, model)
+        _check_backprop(run.backprop_loops, run, model)
     if run.loop_losses and (model.core is None or model.core_loops == 1):
         raise UserError(
             f"run.loop_losses={run.loop_losses:g} has no effect without a core that is "
@@ -142,13 +143,30 @@ def check_loops(run: RunSettings, model: ModelConfig) -> None:
         )
 
 
-def _check_backprop(last: int, model: ModelConfig) -> None:
-    """Raises UserError if the last loops leave weights before them without a
-    gradient."""
-    key = f"run.backprop_loops={last}"
-    if last >= max(model.most_loops, model.core_loops):
-        raise UserError(f"{key} has no effect, as no loop of the model is longer")
+def _check_backprop(last: int, run: RunSettings, model: ModelConfig) -> None:
+    """Raises UserError if the last loops are all loops of every step, or leave weights
+    before them without a gradient."""
+    models = [model]
+    for number in loop_counts(run):
+        varied: dict[str, Any] = {model.varied_loops: number}
+        models.append(replace(model, **varied))
 
+    key = f"run.backprop_loops={last}"
+    if all(last >= _longest(trained) for trained in models):
+        raise UserError(f"{key} has no effect, as no loop of the model is longer")
+    for trained in models:
+        _check_reached(last, key, trained)
+
+
+def _longest(model: ModelConfig) -> int:
+    """The most steps of a deep path, or repetitions of the core."""
+    deep = [layer.loops for layer in model.layers if layer.block != "wide"]
+    return max([*deep, model.core_loops])
+
+
+def _check_reached(last: int, key: str, model: ModelConfig) -> None:
+    """Raises UserError for weights before the last loops without a gradient; `key` is
+    for the message."""
     for number, layer in enumerate(model.layers):
         if layer.block == "wide" or layer.loops <= last:
             continue

@@ -163,6 +163,12 @@ def test_own_sublayers_of_steps_move_when_the_schedule_reaches_them(fit):
         ),
         (UNTIED, {"backprop_loops": 1}, "model.untied_steps gives each step its own"),
         (CORE, {"backprop_loops": 3}, "has no effect, as no loop of the model is"),
+        ({"block": "wide"}, {"backprop_loops": 1}, "has no effect, as no loop"),
+        (
+            CORE | {"injection": "none"},
+            {"backprop_loops": 3, "train_loops": [1, 5]},
+            "run.backprop_loops=3 of 5 repetitions leaves all weights before the core",
+        ),
         ({}, {"loop_losses": 0.5}, "run.loop_losses=0.5 has no effect without a core"),
         (CORE | {"core": [2, 1]}, {}, "core=[2, 1] must be [FIRST, LAST]"),
         ({"core_loops": 2}, {}, "model.core_loops=2 has no effect without model.core"),
