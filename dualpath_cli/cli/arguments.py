@@ -81,10 +81,10 @@ class Arguments:
                 f"{command.name} takes one RUN; give the command for each of them"
             )
         check_sections(base)
-        for option, value in self.pairs:
-            _check_whole(option, value)
-
         parser = parser_of(command)
+        for option, value in self.pairs:
+            _check_whole(option, value, parser)
+
         parser.arguments = self.texts
         self._note_repeated(parser)
         parsed = parser.read(base, self.texts).as_dict()
@@ -132,8 +132,9 @@ class Arguments:
         return names | recipe.keys()
 
 
-def _check_whole(option: str, value: str) -> None:
-    """Refuses a part of a class or of a validation set, which are given as a whole."""
+def _check_whole(option: str, value: str, parser: Parser) -> None:
+    """Refuses a part of a value that is given as a whole: of a class, of a validation
+    set, of a list."""
     below_class = _BELOW_A_CLASS.match(option)
     if below_class:
         raise UserError(
@@ -145,6 +146,11 @@ def _check_whole(option: str, value: str) -> None:
             f"{option}={value}: give the set as a whole: --{below_set[1]} "
             "'{path: FILE, field: KEY}'"
         )
+    # jsonargparse would take `--optim.betas.0=0.8` for the list [0, 0.8].
+    is_option = option.startswith("--")
+    whole = parser.whole_of(option.removeprefix("--")) if is_option else ""
+    if whole:
+        raise UserError(f"{option}={value}: {whole}")
 
 
 def read_arguments(command: Command, given: Sequence[str]) -> Arguments:
@@ -193,6 +199,11 @@ def join_values(given: Sequence[str], parser: Parser) -> list[str]:
         if argument.startswith("-"):
             argument = _with_value(argument, rest, names, nargs)
         joined.append(argument)
+
+    # argparse takes values without an option only in one row.
+    has_positional = any(not action.option_strings for action in actions_of(parser))
+    if has_positional:
+        joined.sort(key=lambda argument: argument.startswith("-"))
     return joined
 
 
@@ -205,8 +216,7 @@ def _with_value(
     `nargs` are argparse's numbers of values.
     """
     option, equals, value = argument.partition("=")
-    name = option.lstrip("-").replace("-", "_")
-    option = names.get(name, option)
+    option = _spelled(option, names)
     has_value = bool(equals)
 
     # An entry of a mapping in the recipe is no option of the parser.
@@ -228,7 +238,9 @@ def _with_value(
             if rest and not rest[-1].startswith("-"):
                 rest.append(option)
 
-    lacks_value = takes_one and not has_value
+    # An unknown key is refused as such, with or without a value.
+    key = ".".join(option.split(".")[:2])
+    lacks_value = takes_one and not has_value and key in nargs
     ends_options = is_long and value == "--"
     if lacks_value or ends_options:
         raise UserError(f"{option} needs a value")
@@ -238,6 +250,17 @@ def _with_value(
     if is_section and isfile(value):
         value = _section_in_file(option, value)
     return f"{option}={value}" if has_value else option
+
+
+def _spelled(option: str, names: Mapping[str, str]) -> str:
+    """An option as the parser writes it; the name of a mapping's entry stays as it
+    is."""
+    section, dot, rest = option.partition(".")
+    key, *entry = rest.split(".")
+    name = f"{section}{dot}{key}".lstrip("-").replace("-", "_")
+    if name not in names:
+        return option
+    return ".".join([names[name], *entry])
 
 
 def _section_in_file(option: str, path: str) -> str:

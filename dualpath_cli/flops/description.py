@@ -273,14 +273,15 @@ class Description:
         config = self.config
         kinds = set(config.block_kinds)
         deep = kinds != {"wide"}
+        deep_ffn = any(own.block != "wide" and own.deep_ffn for own in config.layers)
         wide = kinds != {"loop"}
         record: dict[str, Any] = {
             "block": config.block,
             "alpha": self.alpha,
             "loops": config.loops if deep else 1,
-            "d_ffn": config.d_ffn if deep else None,
+            "d_ffn": config.d_ffn if deep_ffn else None,
             "d_ffn_wide": config.d_ffn_wide if wide else None,
-            "d_ffn_effective": config.effective("d_ffn") if deep else None,
+            "d_ffn_effective": config.effective("d_ffn") if deep_ffn else None,
             "d_ffn_wide_effective": config.effective("d_ffn_wide") if wide else None,
             "ffn_multiple_of": config.ffn_multiple_of,
             "params": count.parameters(config),

@@ -7,7 +7,6 @@ The same parser reads recipes and the command line.
 import typing
 from argparse import SUPPRESS, Action, ArgumentError
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from copy import deepcopy
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
@@ -28,7 +27,7 @@ from dualpath_cli.base.ranges import (
 )
 from dualpath_cli.recipe.elsewhere import called_here
 from dualpath_cli.recipe.internals import actions_of, type_of
-from dualpath_cli.recipe.recipes import Loader
+from dualpath_cli.recipe.recipes import Loader, yaml_fault
 
 T = TypeVar("T")
 MODE = "dualpath"
@@ -127,10 +126,10 @@ class Parser(ArgumentParser):
         values allowed."""
         # jsonargparse's own message lacks the allowed values: each value is parsed by
         # itself, until one fails.
-        for key, value in self._leaves(base):
-            if not self._action(key):
+        for section, name, value in self._leaves(base):
+            key = f"{section}.{name}" if section else name
+            if "." in name or not self._action(key):
                 return self.unknown(key)
-            section, _, name = key.rpartition(".")
             try:
                 self._parsed({section: {name: value}} if section else {key: value})
             except ArgumentError:
@@ -143,14 +142,15 @@ class Parser(ArgumentParser):
                 return self._wrong_argument(option, values)
         return ""
 
-    def _leaves(self, base: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    def _leaves(self, base: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
+        """Each value, with its section, which may be empty, and its name there."""
         for key, value in base.items():
             has_keys = self._is_section(key) or not self._action(key)
             if isinstance(value, Mapping) and has_keys:
                 for name, part in value.items():
-                    yield f"{key}.{name}", part
+                    yield key, name, part
             else:
-                yield key, value
+                yield "", key, value
 
     def _is_section(self, key: str) -> bool:
         """Whether a key is a section; a key of a Lightning class has keys below, but is
@@ -171,6 +171,17 @@ class Parser(ArgumentParser):
                 longest = action
         return longest
 
+    def whole_of(self, key: str) -> str:
+        """Why there is no key such as `optim.betas.0`, an entry of a value that is not
+        a mapping; else an empty text."""
+        action = self._action(key)
+        if action is None or action.dest == key:
+            return ""
+        annotation = type_of(action)
+        if _entry_type(annotation) is not None:
+            return ""
+        return f"{action.dest} is given as a whole: {describe(annotation)}"
+
     def _wrong_argument(self, option: str, values: Sequence[str]) -> str:
         name, equals, value = option.partition("=")
         key = name.lstrip("-").removesuffix("+")
@@ -184,26 +195,37 @@ class Parser(ArgumentParser):
         if not name.startswith("-"):
             return self._stray(option)
         if values and (equals or takes_none):
-            return self._stray(values[0])
+            takes_several = action_of_key is not None and action_of_key.default == []
+            return self._stray(values[0], name if takes_several else "")
         if action_of_key is None:
             return self.unknown(name)
+        if takes_none and equals:
+            return (
+                f"{name} takes no value such as '{value:.60}'; give {name}, or leave "
+                "it out"
+            )
         if not self._is_section(key):
             return self._wrong(key, value if equals else " ".join(values))
 
-        with suppress(yaml.YAMLError):
-            content = yaml.safe_load(value)
-            if isinstance(content, dict):
-                return self._mistake({key: content}, ())
+        try:
+            content = yaml.load(value, Loader=Loader)
+        except yaml.YAMLError as error:
+            return f"--{key} '{value:.60}' cannot be read: {yaml_fault(error)}"
+        if isinstance(content, dict):
+            return self._mistake({key: content}, ())
         return (
             f"{key} must be a mapping, or a file of one, not '{value:.60}'; or set "
             f"--{key}.KEY VALUE"
         )
 
-    def _stray(self, argument: str) -> str:
-        """The message for an argument that is not an option's value."""
+    def _stray(self, argument: str, after: str = "") -> str:
+        """The message for an argument that is not an option's value; `after` is an
+        option before it that is given once for each value."""
         others = self.arguments or ()
         way_out = "a value follows its option, as --help says"
-        if self.subject and not any(text.startswith(self.subject) for text in others):
+        if after:
+            way_out = f"give it as {after} {argument}"
+        elif self.subject and not any(text.startswith(self.subject) for text in others):
             way_out = f"give it as {self.subject} {argument}"
         return f"unexpected argument '{argument}'; {way_out}"
 
@@ -211,6 +233,8 @@ class Parser(ArgumentParser):
         """The message for a value that a key cannot have."""
         action = self._action(key)
         annotation = None if action is None else type_of(action)
+        if action is not None and action.dest != key:
+            annotation = _entry_type(annotation)
         name = self.name_of(key)
         wanted = describe(annotation)
         # On a command line null is not a value: the option is left out.
@@ -270,6 +294,10 @@ class Parser(ArgumentParser):
         start = f"unknown option '{name}'"
         if not is_option:
             start = f"unknown key '{self.prefix}{name}'"
+            if whole := self.whole_of(name):
+                return f"{start}; {whole}"
+            if self._action(name):
+                return f"{start}; a recipe has it as '{_nested(name)}'"
 
         options = self.options()
         command = str(self.prog).removeprefix("dualpath ")
@@ -296,9 +324,8 @@ class Parser(ArgumentParser):
             return f"{start}{hint}"
         if is_option:
             return f"{start}; {self._where_listed(bool(section))}"
-        siblings = [
-            key.removeprefix(prefix) for key in same_section if key.count(".") < 2
-        ]
+        siblings = [key.removeprefix(prefix) for key in same_section]
+        siblings = [key for key in siblings if "." not in key]
         return f"{start}; there are {', '.join(siblings)}"
 
     def _where_listed(self, is_key: bool) -> str:
@@ -308,6 +335,15 @@ class Parser(ArgumentParser):
             return "--help lists what there is"
         of_recipe = "--help-recipe lists the keys of a recipe"
         return of_recipe if is_key else f"--help lists the options, {of_recipe}"
+
+
+def _nested(key: str) -> str:
+    """A dotted key as YAML, such as `optim: {lr: ...}`."""
+    *sections, name = key.split(".")
+    text = f"{name}: ..."
+    for section in reversed(sections):
+        text = f"{section}: {{{text}}}"
+    return text
 
 
 def _by_option(arguments: Sequence[str]) -> list[list[str]]:
@@ -413,6 +449,14 @@ def describe(annotation: Any) -> str:
             return "a mapping of names to values"
         return f"a mapping of names to values (each {parts[1]})"
     return " or ".join(parts) or str(annotation)
+
+
+def _entry_type(annotation: Any) -> Any:
+    """The type of a mapping's values; None where no mapping is taken."""
+    if typing.get_origin(annotation) is dict:
+        return typing.get_args(annotation)[1]
+    found = map(_entry_type, typing.get_args(annotation))
+    return next((type_ for type_ in found if type_ is not None), None)
 
 
 def choices_of(annotation: Any) -> list[str]:

@@ -67,26 +67,28 @@ def _first_sentence(path: Path) -> str:
     return re.sub(r" \([^)]*\)", "", first).rstrip(".")
 
 
-def find_recipe(recipe: str, beside: Path | None = None, kind: str = "") -> Path:
+def find_recipe(recipe: str, named_by: Path | None = None, kind: str = "") -> Path:
     """Returns the file that `recipe` means: a path has a slash or `.yaml`, a name is
     packaged.
 
-    A path is relative to `beside`, the folder of the recipe that names the path, or to
-    the current folder. A path such as recipes/NAME.yaml means the packaged recipe if
-    there is no such file. `kind` is the folder of packaged recipes, `data` for
-    preparations.
+    A path is relative to the folder of `named_by`, the recipe that has the path as a
+    base, or to the current folder. A path such as recipes/NAME.yaml means the packaged
+    recipe if there is no such file. `kind` is the folder of packaged recipes, `data`
+    for preparations.
     """
-    if recipe in ("-", "/dev/stdin"):
-        raise UserError(
-            f"recipe '{recipe}': every rank reads the recipe again; give a file"
-        )
     packaged = PACKAGED / kind
     given = Path(recipe)
+    if recipe in ("-", "/dev/stdin") or given.is_fifo():
+        raise UserError(
+            f"recipe '{recipe}': a recipe may be read more than once, which a pipe "
+            "cannot; give a file"
+        )
     is_path = "/" in recipe or recipe.endswith((".yaml", ".yml"))
 
     places = [packaged / f"{recipe}.yaml"]
     if is_path:
-        places = [(beside or Path()) / recipe, given]
+        beside = Path() if named_by is None else named_by.parent
+        places = [beside / recipe, given]
     if given.parent == Path("recipes", kind):
         places.append(packaged / given.name)
     for path in places:
@@ -99,19 +101,22 @@ def find_recipe(recipe: str, beside: Path | None = None, kind: str = "") -> Path
     if not is_path and given.is_file():
         hint = f"; a file is given as ./{recipe}"
     missing = "no such file" if is_path else "no packaged recipe has this name"
-    raise UserError(f"no recipe '{recipe}': {missing}{hint}")
+    if is_path and any(path.is_dir() for path in places):
+        missing = "it is a folder"
+    of = "" if named_by is None else f", the base of {named_by}"
+    raise UserError(f"no recipe '{recipe}'{of}: {missing}{hint}")
 
 
 def load_recipe(
-    recipe: str, beside: Path | None = None, seen: tuple[Path, ...] = ()
+    recipe: str, named_by: Path | None = None, seen: tuple[Path, ...] = ()
 ) -> Recipe:
     """Reads a recipe by path or bare name, with its bases resolved; the result has no
     `base`.
 
-    Bases are relative to the recipe's folder; `seen` are the recipes that build on this
-    one.
+    Bases are relative to the recipe's folder. `named_by` has this recipe as a base, and
+    `seen` are all recipes that build on this one.
     """
-    path = find_recipe(recipe, beside)
+    path = find_recipe(recipe, named_by)
     if path.resolve() in seen:
         raise UserError(f"recipe {path} has itself as a base; remove it from `base:`")
 
@@ -127,7 +132,7 @@ def load_recipe(
 
     resolved: Recipe = {}
     for base in bases:
-        below = load_recipe(base, path.parent, (*seen, path.resolve()))
+        below = load_recipe(base, path, (*seen, path.resolve()))
         resolved = merge(resolved, below)
     return merge(resolved, own)
 
@@ -160,9 +165,9 @@ def parse_recipe(text: str, name: str) -> Recipe:
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f" line {mark.line + 1}" if mark else ""
-        reason = getattr(error, "problem", None)
-        reason = reason or getattr(error, "reason", content_fault(error))
-        raise UserError(f"recipe {name}{where} cannot be read: {reason}") from None
+        raise UserError(
+            f"recipe {name}{where} cannot be read: {yaml_fault(error)}"
+        ) from None
 
     if not isinstance(content, dict):  # content of any kind and size: not quoted
         fault = "is empty" if content is None else "is not a mapping"
@@ -170,6 +175,13 @@ def parse_recipe(text: str, name: str) -> Recipe:
             f"recipe {name} {fault}; give sections, such as model: {{n_layers: 4}}"
         )
     return content
+
+
+def yaml_fault(error: Exception) -> str:
+    """The fault of YAML text in words, by PyYAML's words where it has some."""
+    problem = getattr(error, "problem", None)
+    reason = problem or getattr(error, "reason", None)
+    return str(reason or content_fault(error))
 
 
 def _bounded_content(text: str) -> Any:

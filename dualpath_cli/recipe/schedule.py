@@ -113,8 +113,10 @@ def check_loops(run: RunSettings, model: ModelConfig) -> None:
     schedule = run.loop_schedule
     field = model.varied_loops
     trained = getattr(model, field)
-    if run.train_loops is not None and not isinstance(trained, int):
-        raise UserError("run.train_loops needs one number in model.loops, not a list")
+    key = "train_loops" if schedule is None else "loop_schedule"
+    varies = run.train_loops is not None or schedule is not None
+    if varies and not isinstance(trained, int):
+        raise UserError(f"run.{key} needs one number in model.loops, not a list")
     if schedule is not None and schedule[-1][1] != trained:
         raise UserError(
             f"run.loop_schedule ends with {schedule[-1][1]} loops, but "
@@ -122,7 +124,6 @@ def check_loops(run: RunSettings, model: ModelConfig) -> None:
             "number, or leave it out"
         )
 
-    key = "train_loops" if schedule is None else "loop_schedule"
     for number, steps in loop_counts(run).items():
         problem = Intervention.of_loops(model, number).problem(model)
         if problem:
@@ -134,9 +135,7 @@ def check_loops(run: RunSettings, model: ModelConfig) -> None:
             )
 
     if run.backprop_loops is not None:
-        most = max(loop_counts(run), default=trained)
-        varied: dict[str, Any] = {field: most}
-        _check_backprop(run.backprop_loops, replace(model, **varied))
+        _check_backprop(run.backprop_loops, run, model)
     if run.loop_losses and (model.core is None or model.core_loops == 1):
         raise UserError(
             f"run.loop_losses={run.loop_losses:g} has no effect without a core that is "
@@ -144,15 +143,30 @@ def check_loops(run: RunSettings, model: ModelConfig) -> None:
         )
 
 
-def _check_backprop(last: int, model: ModelConfig) -> None:
-    """Raises UserError if the last loops leave weights before them without a gradient.
+def _check_backprop(last: int, run: RunSettings, model: ModelConfig) -> None:
+    """Raises UserError if the last loops are all loops of every step, or leave weights
+    before them without a gradient."""
+    models = [model]
+    if counts := loop_counts(run):
+        varied: list[dict[str, Any]] = [{model.varied_loops: n} for n in counts]
+        models = [replace(model, **loops) for loops in varied]
 
-    `model` has the most loops of a step.
-    """
     key = f"run.backprop_loops={last}"
-    if last >= max(model.most_loops, model.core_loops):
+    if all(last >= _longest(trained) for trained in models):
         raise UserError(f"{key} has no effect, as no step runs a longer loop")
+    for trained in models:
+        _check_reached(last, key, trained)
 
+
+def _longest(model: ModelConfig) -> int:
+    """The most steps of a deep path, or repetitions of the core."""
+    deep = [layer.loops for layer in model.layers if layer.block != "wide"]
+    return max([*deep, model.core_loops])
+
+
+def _check_reached(last: int, key: str, model: ModelConfig) -> None:
+    """Raises UserError for weights before the last loops without a gradient; `key` is
+    for the message."""
     for number, layer in enumerate(model.layers):
         if layer.block == "wide" or layer.loops <= last:
             continue

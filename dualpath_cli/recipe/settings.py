@@ -373,6 +373,18 @@ class DataSettings:
         return sets
 
 
+_UNITS_OF_TIME = (
+    "weeks",
+    "days",
+    "hours",
+    "minutes",
+    "seconds",
+    "milliseconds",
+    "microseconds",
+)
+"""Arguments of timedelta, to which Lightning gives trainer.max_time."""
+
+
 @dataclass(frozen=True)
 class TrainerSettings:
     """The arguments of lightning.Trainer that a recipe sets; the others follow from the
@@ -424,6 +436,15 @@ class TrainerSettings:
 
     def __post_init__(self) -> None:
         check_ranges(self, ranges_of(TrainerSettings))
+        if isinstance(self.max_time, dict):
+            for unit, number in self.max_time.items():
+                if unit not in _UNITS_OF_TIME:
+                    hint = did_you_mean(unit, _UNITS_OF_TIME)
+                    if not hint:
+                        hint = f"; there are {', '.join(_UNITS_OF_TIME)}"
+                    raise ValueError(f"max_time has no unit '{unit:.60}'{hint}")
+                check_range(f"max_time.{unit}", number, (0, 10**8))
+
         one_device = self.num_nodes == 1 and self.devices in ("auto", 1, -1)
         if self.strategy == "single" and not one_device:
             raise ValueError(

@@ -40,6 +40,8 @@ def changed(recipe: dict[str, Any], *words: str) -> dict[str, Any]:
         (["--trainer.devices", "2"], "trainer", "devices", 2),
         (["--trainer.devices", "auto"], "trainer", "devices", "auto"),
         (["--data.val.novels", "1984"], "data", "val", {"novels": "1984"}),
+        (["--data.val.my-set.v2", "a"], "data", "val", {"my-set.v2": "a"}),
+        (["--optim.lr-scale.gate=2"], "optim", "lr_scale", {"gate": 2.0}),
         (["--model.loops", "3", "--model.loops", "5"], "model", "loops", 5),
     ],
 )
@@ -140,6 +142,13 @@ def test_a_value_may_begin_with_a_dash_but_not_with_two(values):
     assert (options.prompt, options.stop) == (tuple(values), tuple(values[:1]))
     with pytest.raises(SystemExit):
         read_arguments(COMMANDS["generate"], ["--prompt", "a", "-h"])
+
+
+def test_runs_may_stand_between_options():
+    words = ["a", "--baseline", "b", "c", "--own-classes", "d", "--out=x", "e"]
+    options = read_arguments(COMMANDS["compare"], words).over({}).options
+    assert options.runs == ("a", "c", "d", "e")
+    assert (options.baseline, options.own_classes, options.out) == (("b",), True, "x")
 
 
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)

@@ -33,6 +33,10 @@ BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
 FILES = {
     "section.yaml": "modle: {loops: 3}",
     "key.yaml": "model: {n_layer: 2}",
+    "dotted.yaml": "optim.lr: 1e-3",
+    "dots.yaml": "data: {val.novels: few.txt}",
+    "other.yaml": "learning: {rate: 1}",
+    "baseless.yaml": "base: missing.yaml",
     "null.yaml": "model: {n_layers: null}",
     "list.yaml": "optim: {decay: [matrices, norm]}",
     "twice.yaml": "{model: {loops: 2}, model: {loops: 3}}",

@@ -184,6 +184,13 @@ def test_without_a_feed_forward_alpha_follows_from_the_deep_paths_projections(
     )
 
 
+def test_a_width_that_no_step_has_is_not_described(recipe_files, described):
+    Path("bare.yaml").write_text("model: {deep_ffn: false}")
+    model = described("--config small.yaml --config bare.yaml")
+    assert (model["d_ffn"], model["d_ffn_effective"]) == (None, None)
+    assert model["model"]["d_ffn"] == MIXED.d_ffn
+
+
 @pytest.mark.parametrize("core", ["4", "4-16", "11-4", "a-b", "4-", "-1-4"])
 def test_a_core_is_two_of_the_layers_in_order(core, capsys):
     assert main(["flops", "--budget", "80M", f"--core={core}"]) == 2

@@ -163,6 +163,7 @@ def test_own_sublayers_of_steps_move_when_the_schedule_reaches_them(fit):
         ),
         (UNTIED, {"backprop_loops": 1}, "model.untied_steps gives each step its own"),
         (CORE, {"backprop_loops": 3}, "has no effect, as no step runs a longer loop"),
+        ({"block": "wide"}, {"backprop_loops": 1}, "has no effect, as no step runs"),
         (
             CORE,
             {"backprop_loops": 2, "train_loops": [1, 2]},
