@@ -41,8 +41,8 @@ class Prepare(Preparation):
     """Turns corpora into a data folder: cleaned, deduplicated, mixed, tokenised, and
     cut into chunks. The same command continues an interrupted preparation.
 
-    A recipe has the options down to --chunk-tokens as keys, with _ for -; options win
-    over it.
+    The options from --source on are also keys of a recipe, --min-chars as min_chars and
+    --source as sources. Options win over the recipe.
 
       dualpath prepare --source sample --out data/sample
       dualpath prepare --source novels=texts/novels.jsonl.gz --tokenizer gpt2 \\
@@ -72,8 +72,8 @@ class Prepare(Preparation):
     mirror: str = MIRROR
     """URL of Common Crawl's files."""
     strict: bool = False
-    """Stop at the first row or file that cannot be read, which is else noted and left
-    out."""
+    """Stop at the first row or file that cannot be read; without this option it is
+    noted and left out."""
     yes: bool = False
     """Allow downloads of more than 20 GB."""
     overwrite: bool = False
