@@ -107,8 +107,8 @@ class Preparation:
     """Least Jaccard index of two texts' runs of five words, for near-duplicates; 0
     compares no texts."""
     decontaminate: tuple[Place, ...] = ()
-    """Evaluation texts, as sources: documents that share 13 words in a row with a text
-    are left out."""
+    """Evaluation texts, as sources: documents that share 13 consecutive words with a
+    text are left out."""
     val_fraction: float = 0.0
     """Share of the documents to hold out in OUT/val, by a hash of their ids."""
     min_chars: Size = Size(1)

@@ -23,7 +23,7 @@ from dualpath_cli.spec.own_checks import OwnClasses
 class Compare(OwnClasses):
     """Reads finished runs and compares configurations of one budget: bits per byte with
     paired tests over seeds, parameters, FLOPs, time. Runs that differ only in their
-    seed are one configuration. It only reads files.
+    seed are one configuration. No model is run.
 
       dualpath compare runs/quickstart
     """

@@ -71,8 +71,9 @@ SUSTAINED = {"a100": 68.0, "h200": 390.0}  # TFLOP/s of a GPU in training; docs/
 
 @dataclass(frozen=True)
 class Flops:
-    """Solves FFN widths for a FLOP budget, and counts a model's parameters and FLOPs,
-    for the paper as written and as trained.
+    """Solves FFN widths for a FLOP budget, and counts a model's parameters, FLOPs and
+    KV cache: as the authors trained it or, by --reading, as the paper's text describes
+    it.
 
       dualpath flops --budget 80M --alpha 50 --k 4
       dualpath flops --config f160m_a25_k4 --plan
@@ -95,7 +96,7 @@ class Flops:
     step_kv: StepKv = "own"
     """Keys and values of the steps: own, or those of the first step for all."""
     no_deep_ffn: bool = False
-    """Steps of the deep path are attention alone; the wide path gets the FLOPs."""
+    """Steps of the deep path are only attention; the wide path gets the FLOPs."""
     core: str | None = None
     """FIRST-LAST: the layers, from 0, that are applied --core-loops times, such as
     4-11."""

@@ -110,7 +110,7 @@ class ModelConfig:
     """Keys and values of the steps: own, each step computes its own; first, those of
     the first step serve all. Or a list by layer."""
     deep_ffn: bool | list[bool] = key(True, matters_in=("deep_path",))
-    """Whether steps have a feed-forward; without one a step is attention alone, and
+    """Whether steps have a feed-forward; without one a step is only attention, and
     d_ffn has no effect. Or a list by layer."""
 
     # Core
