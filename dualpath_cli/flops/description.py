@@ -448,11 +448,13 @@ def _target(options: Flops) -> Target:
     dim = options.dim
     heads = options.heads or max(1, dim // 64)
     if dim % heads or dim // heads % 2:
-        way_out = f"an odd width has none, --dim {dim + 1} would"
+        pair = 2 * heads
+        way_out = f"--dim {max(dim - dim % pair, pair)}"
         if dim % 2 == 0:
-            way_out = f"--heads {_nearest_divisor(dim // 2, heads)} would"
+            way_out = f"--heads {_nearest_divisor(dim // 2, heads)} or {way_out}"
         raise UserError(
-            f"--dim {dim} does not split into {heads} heads of an even size; {way_out}"
+            f"--dim {dim} does not split into {heads} heads of an even size; {way_out} "
+            "would"
         )
 
     kv_heads = options.kv_heads or heads
