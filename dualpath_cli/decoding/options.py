@@ -91,7 +91,7 @@ class Sampling:
     def __post_init__(self) -> None:
         if self.temperature == 0:
             raise ValueError(
-                "temperature must be above 0, not 0; greedy takes the likeliest"
+                "temperature must be above 0, not 0; --greedy takes the likeliest"
             )
         ranges = {"temperature": (1e-6, 1e6), "top_k": (0, 1 << 24), "top_p": (1e-9, 1)}
         check_ranges(self, ranges)

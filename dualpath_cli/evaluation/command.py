@@ -101,8 +101,8 @@ class Evaluate(DeviceOptions, OwnClasses, Overrides):
             )
         if self.requests and self.harness_names:
             raise UserError(
-                f"--requests writes those of benchmarks, and '{self.harness_names[0]}' "
-                "is none; use lm_eval with --write_out"
+                "--requests writes those of the built-in benchmarks, of which "
+                f"'{self.harness_names[0]}' is not one; use lm_eval with --write_out"
             )
 
     @property

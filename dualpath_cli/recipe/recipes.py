@@ -78,7 +78,8 @@ def find_recipe(recipe: str, beside: Path | None = None, kind: str = "") -> Path
     """
     if recipe in ("-", "/dev/stdin"):
         raise UserError(
-            f"recipe '{recipe}': every rank reads the recipe again; give a file"
+            f"recipe '{recipe}': stdin can be read once, but each rank reads the "
+            "recipe; give a file"
         )
     packaged = PACKAGED / kind
     given = Path(recipe)

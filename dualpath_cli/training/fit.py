@@ -100,7 +100,7 @@ def _begin_folder(session: Session[TrainingLaunch], same: dict[str, str]) -> Non
     begun = checkpoint is None and newest_checkpoint(folder) is not None
     if removed or begun:
         raise UserError(
-            f"{folder} was just written by another fit; give the command again"
+            f"{folder} was just written by another fit; run the command again"
         )
     if not session.trainer.is_global_zero:
         return
