@@ -125,7 +125,7 @@ class Generate(DeviceOptions, OwnClasses, Overrides, Sampling):
     """Write a JSON object for each text into this file instead of the texts to the
     terminal."""
     max_new_tokens: int = 100
-    """Most new tokens of a text; a text also ends at the end of the model's window."""
+    """The most new tokens of a text; it also ends where the model's window is full."""
     stop: tuple[str, ...] = ()
     """End a text before any of these strings."""
     seed: int = 0

@@ -75,8 +75,9 @@ class Retrofit:
     linear, joined to the state by a learned matrix, which starts as the identity on the
     state."""
     damping: float | None = None
-    """Gains of the repetitions after the first, which has 1; by default 0.0009, nearly
-    silent. The loss then differs from the start, and is printed."""
+    """Initial gain of the repetitions after the first, whose gain is 1; by default
+    0.0009, nearly silent. With this option the loss differs from the start, and is
+    printed."""
     path: Literal["deep", "wide"] = "deep"
     """Path of a dual block that a pretrained layer becomes; the other path is new."""
     alpha: float = 50
