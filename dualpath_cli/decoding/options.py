@@ -138,7 +138,7 @@ class Generate(DeviceOptions, OwnClasses, Overrides, Sampling):
     batch_size: int | None = None
     """Texts in a batch; by default 16, or 1 with --speculate."""
     compile: bool = False
-    """Compile the model: takes about a minute, and makes small batches faster."""
+    """Compile the model: takes up to a minute, and makes small batches faster."""
 
     def __post_init__(self) -> None:
         for mixin in (Sampling, DeviceOptions):
