@@ -41,8 +41,8 @@ class Prepare(Preparation):
     """Turns corpora into a data folder: cleaned, deduplicated, mixed, tokenised, and
     cut into chunks. The same command continues an interrupted preparation.
 
-    A recipe has the options down to --chunk-tokens as keys, with _ for -; options win
-    over it.
+    The options from --source on are also keys of a recipe, --min-chars as min_chars and
+    --source as sources. Options win over the recipe.
 
       dualpath prepare --source sample --out data/sample
       dualpath prepare --source novels=texts/novels.jsonl.gz --tokenizer gpt2 \\
@@ -72,8 +72,8 @@ class Prepare(Preparation):
     mirror: str = MIRROR
     """URL of Common Crawl's files."""
     strict: bool = False
-    """Stop at the first row or file that cannot be read, which is else noted and left
-    out."""
+    """Stop at the first row or file that cannot be read; without this option it is
+    noted and left out."""
     yes: bool = False
     """Allow downloads of more than 20 GB."""
     overwrite: bool = False
@@ -188,7 +188,7 @@ def _engine(
     from data_prep.ray_engine import ray_engine
 
     if options.workers:
-        raise UserError("--workers is of one machine; leave it out beside --ray")
+        raise UserError("--workers counts processes of one machine; --ray needs none")
 
     local = [file.origin for corpus in corpora for file in corpus.files[:1]]
     must_see = [out.parent, *(path for path in local if isinstance(path, Path))]
@@ -228,7 +228,8 @@ def _check_places(settings: Preparation, out: Path, downloads: Path) -> None:
     """Refuses an output that would be read, or replaced with the data folder."""
     if downloads.resolve().is_relative_to(out.resolve()):
         raise UserError(
-            f"--downloads '{downloads}' lies in --out '{out}', which is replaced"
+            f"--downloads '{downloads}' lies in --out '{out}', which may be replaced; "
+            "give a folder outside of it"
         )
 
     for source in settings.sources:
@@ -243,8 +244,8 @@ def _check_places(settings: Preparation, out: Path, downloads: Path) -> None:
         taken = sorted(names.intersection(kinds))
         if taken:
             raise UserError(
-                f"beside `{source.path}` no source can be called '{taken[0]}'; name it "
-                "apart"
+                f"`{source.path}` has a source '{taken[0]}' itself; give yours another "
+                "name: NAME=PATH"
             )
 
 
@@ -262,7 +263,8 @@ def _check_source(source: SourceSettings, out: Path, downloads: Path) -> None:
     files = source_files(Source(source.name, Path(source.path)))
     if any(file.resolve().is_relative_to(target) for file in files):
         raise UserError(
-            f"source '{source.path}' lies in --out '{out}', which is replaced"
+            f"source '{source.path}' lies in --out '{out}', which may be replaced; "
+            "give another --out"
         )
 
 

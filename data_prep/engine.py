@@ -117,7 +117,7 @@ def local_engine(workers: int) -> Iterator[Engine]:
 
             if isinstance(error, BrokenProcessPool):
                 raise OSError(
-                    "a worker process was killed, perhaps for want of memory: use "
+                    "a worker process was killed, perhaps because memory ran out: use "
                     "fewer --workers"
                 ) from None
             raise

@@ -68,7 +68,8 @@ def _claim(work: Path, out: Path, content: dict[str, Any], overwrite: bool) -> N
     is_ours = before is not None and before.keys() == content.keys()
     if files and not is_ours:
         raise UserError(
-            f"'{work}' is wanted for unfinished work and holds something else; move it"
+            f"'{work}' is the place of unfinished work, but holds something else; "
+            "move that away"
         )
 
     replaced = work / _REPLACED
@@ -84,9 +85,9 @@ def _claim(work: Path, out: Path, content: dict[str, Any], overwrite: bool) -> N
 
     if before is not None and not overwrite:
         raise UserError(
-            f"'{work}' holds an unfinished preparation of something else "
-            f"({_difference(before, content)}); finish it with the settings it was "
-            "begun with, or discard it with --overwrite"
+            f"'{work}' holds an unfinished preparation with other settings "
+            f"({_difference(before, content)}); finish it with those, or discard it "
+            "with --overwrite"
         )
 
     others = files - {note}

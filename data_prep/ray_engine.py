@@ -46,8 +46,8 @@ def ray_engine(
     except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         reason = " ".join(str(error).split())
         raise UserError(
-            f"--ray '{address}': {reason}; `ray start --head` begins a cluster, whose "
-            "address it says"
+            f"--ray '{address}': {reason}; `ray start --head` starts a cluster and "
+            "prints its address"
         ) from None
     signal.signal(signal.SIGTERM, own_handler)  # in place of Ray's
 

@@ -48,8 +48,8 @@ class SourceSettings:
             )
         if self.weight is not None and not 0 < self.weight < math.inf:
             raise UserError(
-                f"weight {self.weight:g} of '{self.name}' is not a share above 0; "
-                "leave out a source that is not wanted"
+                f"weight of '{self.name}' must be above 0, not {self.weight:g}; remove "
+                "the source instead"
             )
         check_range(f"max_epochs of '{self.name}'", self.max_epochs, (1, _MOST))
 
@@ -107,8 +107,8 @@ class Preparation:
     """Least Jaccard index of two texts' runs of five words, for near-duplicates; 0
     compares no texts."""
     decontaminate: tuple[Place, ...] = ()
-    """Evaluation texts, as sources: documents that share 13 words in a row with a text
-    are left out."""
+    """Evaluation texts, as sources: documents that share 13 consecutive words with a
+    text are left out."""
     val_fraction: float = 0.0
     """Share of the documents to hold out in OUT/val, by a hash of their ids."""
     min_chars: Size = Size(1)
@@ -161,9 +161,9 @@ class Preparation:
             )
         if without and count > 1 and self.tokens is not None:
             raise UserError(
-                f"--tokens {self.tokens:,} of {count} sources: a recipe must say "
-                "their weights, such as sources: [{path: a.jsonl, weight: 2}, {path: "
-                "b.jsonl, weight: 1}]"
+                f"--tokens {self.tokens:,} with {count} sources needs their weights, "
+                "which only a recipe gives: sources: [{path: a.jsonl, weight: 2}, "
+                "{path: b.jsonl, weight: 1}]"
             )
 
         # Shares that are 0 or not a number come of weights beyond what a float can add.

@@ -36,7 +36,7 @@ BATCH = 16  # texts that are read, or encoded, at a time
 class TrainTokenizer:
     """Trains a byte-level BPE on any texts.
 
-    `dualpath prepare --tokenizer DIR` takes it.
+    `dualpath prepare --tokenizer OUT` uses it.
 
       dualpath tokenizer --source novels=texts/novels.jsonl.gz docs=folder/ \\
           --vocab-size 4096 --out data/bpe4096
@@ -44,7 +44,7 @@ class TrainTokenizer:
 
     source: tuple[Place, ...]
     """Texts to train on: NAME=PATH or PATH of files, folders and globs, as `dualpath
-    prepare` reads and cleans them. A source that is given again counts again."""
+    prepare` reads and cleans them. A source that is named twice counts twice."""
     vocab_size: Size
     """Entries, such as 8192: the 256 bytes, end-of-text and the merges."""
     field: str = "text"
@@ -52,7 +52,7 @@ class TrainTokenizer:
     out: Place
     """Folder to write tokenizer.json to."""
     overwrite: bool = False
-    """Replace a tokenizer that is in DIR."""
+    """Replace a tokenizer that is in OUT."""
 
     def __post_init__(self) -> None:
         # From the 256 bytes and end-of-text on.

@@ -28,7 +28,7 @@ null. Where no type is named, the default shows it.
 ELSEWHERE_HEAD = """
 ## Words of other trainers
 
-Given here, these words are refused, and the message names their counterpart.
+These options of other trainers are refused, and the message names their counterpart.
 
 """
 SHORT = {

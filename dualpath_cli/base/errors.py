@@ -99,8 +99,8 @@ _MISTAKES = {
 """Ways out of a wrong path."""
 
 _FAILURES = {
-    errno.ENOSPC: "free some space and give the same command again",
-    errno.EDQUOT: "free some space and give the same command again",
+    errno.ENOSPC: "free some space and run the same command again",
+    errno.EDQUOT: "free some space and run the same command again",
     errno.EACCES: "change its permissions, or choose another folder",
     errno.EPERM: "change its permissions, or choose another folder",
     errno.EROFS: "choose a folder that can be written",
@@ -135,5 +135,5 @@ def content_fault(error: BaseException) -> str:
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
     if isinstance(error, TypeError | AttributeError | IndexError):
-        return "a value in it is of another kind than it must be"
+        return "a value in it has the wrong type"
     return str(error)

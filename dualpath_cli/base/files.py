@@ -185,7 +185,9 @@ def open_regular(path: Path) -> Iterator[BinaryIO]:
 
     with open(path, "rb", opener=_open_without_waiting) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OSError(errno.EINVAL, "it is a pipe or a device, no file", str(path))
+            raise OSError(
+                errno.EINVAL, "it is a pipe or a device, not a file", str(path)
+            )
 
         yield file
 

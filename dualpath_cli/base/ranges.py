@@ -115,7 +115,7 @@ SUFFIXES = {"K": 3, "M": 6, "B": 9, "G": 9, "T": 12}
 
 LARGEST = 10**18  # no count of this package is above it
 
-SIZE_FORM = "a whole number from 1 to 10^18 such as 80M, 38.5B, 80e6 or 80000000"
+SIZE_FORM = "a whole number from 1 to 10^18 (such as 80M, 38.5B or 80e6)"
 
 _SIZE = re.compile(
     r"(\d[\d_]*)(?:\.(\d+))?(?:[eE]\+?(\d{1,2}))?\s*([KMBGT]?)", re.IGNORECASE

@@ -78,7 +78,7 @@ class Arguments:
         command = self.command
         if command.launch and len(self.paths("--ckpt-path")) > 1:
             raise UserError(
-                f"{command.name} takes one RUN; give the command for each of them"
+                f"{command.name} takes one RUN; run the command once for each"
             )
         check_sections(base)
         parser = parser_of(command)
@@ -110,7 +110,7 @@ class Arguments:
             before = last.get(option, value)
             is_replaced = option in takes_one and value != before
             if is_replaced and is_first_rank():
-                say(f"note: {option} is given again: {value} replaces {before}")
+                say(f"note: {option} is given twice: {value} replaces {before}")
             last[option] = value
 
     def keys_named(self, place: str, recipe: Recipe) -> set[str]:
@@ -138,12 +138,13 @@ def _check_whole(option: str, value: str, parser: Parser) -> None:
     below_class = _BELOW_A_CLASS.match(option)
     if below_class:
         raise UserError(
-            f"{option}={value}: give --{below_class[1]} as a whole; {A_CLASS}"
+            f"{option}={value}: only the complete --{below_class[1]} can be set; "
+            f"{A_CLASS}"
         )
     below_set = _BELOW_A_SET.fullmatch(option)
     if below_set:
         raise UserError(
-            f"{option}={value}: give the set as a whole: --{below_set[1]} "
+            f"{option}={value}: give path and field together: --{below_set[1]} "
             "'{path: FILE, field: KEY}'"
         )
     # jsonargparse would take `--optim.betas.0=0.8` for the list [0, 0.8].

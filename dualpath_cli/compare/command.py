@@ -23,34 +23,33 @@ from dualpath_cli.spec.own_checks import OwnClasses
 class Compare(OwnClasses):
     """Reads finished runs and compares configurations of one budget: bits per byte with
     paired tests over seeds, parameters, FLOPs, time. Runs that differ only in their
-    seed are one configuration. It only reads files.
+    seed are one configuration. No model is run.
 
       dualpath compare runs/quickstart
     """
 
     runs: tuple[Place, ...] = field(default=(), metadata={"positional": True})
-    """Run folders, or a folder of runs: of `dualpath sweep`, or the folder runs or
-    runs/RECIPE of fit."""
+    """Run folders, or a folder of runs: a sweep's OUT, or runs or runs/RECIPE, which
+    `dualpath fit` writes."""
     best: Literal["lr"] | None = None
     """Join runs that differ in their learning rate, at the lowest point of a parabola
-    over its log; intervals count that choice. Only the aggregate is tested."""
+    over its log; intervals include that choice. Only the aggregate is tested."""
     fit: Literal["all", "non_embedding"] | None = None
     """Fit a scaling law to each family of configurations that differ in size, tokens
     and loops: over all parameters, or those without embedding and head."""
     out: Place | None = None
     """Folder for tables, figures and the page; by default `comparison` in the folder of
-    runs, or here for several RUNs."""
+    runs, or in the current folder for several RUNs."""
     baseline: tuple[str, ...] = ()
     """Test all others against these, separated by commas: names of configurations, or a
     value in which runs differ, such as two_gates or loops=2; by default against the
     PureWide of each budget."""
     pairs: tuple[str, ...] = ()
-    """Test the pairs A:B,C:D,... of configurations of one table and nothing else: on
-    the aggregate, in this order, each at 5 % and only while every pair before it
-    differed."""
+    """Test only the pairs A:B,C:D,... of configurations of one table: on the aggregate,
+    in this order, each at 5 %, and only if every pair before it differed."""
     margin: float | None = None
     """The smallest difference that matters, in bits per byte: adds 90 % intervals, and
-    the verdict `no difference that matters` for one within it."""
+    the verdict `no difference that matters` where the interval lies within it."""
     any_length: bool = False
     """Put all runs of a budget into one table, to compare at equal time; without this
     option each number of training tokens has its own table."""

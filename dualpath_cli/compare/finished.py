@@ -45,7 +45,7 @@ def read_finished_runs(
     left_out += _lacking_seeds(planned, {run.folder.resolve() for run in runs})
 
     if not runs:
-        raise UserError(f"no run has finished: {left_out[0]}; let fit end one first")
+        raise UserError(f"no run has finished: {left_out[0]}; finish one first")
     check_same_data(runs)
     read = [*map(Path, paths), *(run.folder for run in runs)]
     for run in runs:
@@ -63,7 +63,7 @@ def _planned(path: Path) -> list[PlannedFiles]:
     if planned and not begun:
         raise UserError(
             f"no run of the sweep '{path}' has begun, {len(planned)} are planned; "
-            "dualpath sweep with the same words and --yes trains them"
+            "dualpath sweep with the same options and --yes trains them"
         )
     return planned
 

@@ -189,9 +189,7 @@ def _check_format(path: Path) -> None:
     if not is_known(path):
         is_json = suffixes(path)[0] == ".json"
         way_out = _JSON if is_json else f"give {SOURCE_FORMATS}"
-        raise UserError(
-            f"source '{path}': its format is not known by its name; {way_out}"
-        )
+        raise UserError(f"source '{path}': its name has no known ending; {way_out}")
 
 
 def _files_of_folder(folder: Path) -> tuple[list[Path], Counter[str]]:

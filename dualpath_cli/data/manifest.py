@@ -394,7 +394,7 @@ def _as_type(kind: Any, value: Any) -> Any:
     if origin is typing.Literal and value in arguments:
         return value
 
-    raise ValueError(f"'{value!s:.60}' is of another kind than it must be")
+    raise ValueError(f"'{value!s:.60}' has the wrong type")
 
 
 def _as_dataclass(kind: Any, value: dict[str, Any]) -> Any:

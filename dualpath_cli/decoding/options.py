@@ -91,7 +91,7 @@ class Sampling:
     def __post_init__(self) -> None:
         if self.temperature == 0:
             raise ValueError(
-                "temperature must be above 0, not 0; greedy takes the likeliest"
+                "temperature must be above 0, not 0; --greedy takes the likeliest"
             )
         ranges = {"temperature": (1e-6, 1e6), "top_k": (0, 1 << 24), "top_p": (1e-9, 1)}
         check_ranges(self, ranges)
@@ -125,7 +125,7 @@ class Generate(DeviceOptions, OwnClasses, Overrides, Sampling):
     """Write a JSON object for each text into this file instead of the texts to the
     terminal."""
     max_new_tokens: int = 100
-    """Most new tokens of a text; a text also ends at the end of the model's window."""
+    """The most new tokens of a text; it also ends where the model's window is full."""
     stop: tuple[str, ...] = ()
     """End a text before any of these strings."""
     seed: int = 0
@@ -138,7 +138,7 @@ class Generate(DeviceOptions, OwnClasses, Overrides, Sampling):
     batch_size: int | None = None
     """Texts in a batch; by default 16, or 1 with --speculate."""
     compile: bool = False
-    """Compile the model: takes about a minute, and makes small batches faster."""
+    """Compile the model: takes up to a minute, and makes small batches faster."""
 
     def __post_init__(self) -> None:
         for mixin in (Sampling, DeviceOptions):

@@ -73,8 +73,8 @@ class Evaluate(DeviceOptions, OwnClasses, Overrides):
     TASK_train.jsonl; without --data, benchmarks are downloaded from the Hugging Face
     hub."""
     limit: int | Literal["all"] | None = None
-    """The most documents of each benchmark, drawn as in OLMES; or all. Of a task of the
-    harness, the first."""
+    """The most documents of each benchmark, drawn as in OLMES; or all. For a task of
+    the harness, the first N documents."""
     requests: bool = False
     """Write all requests into --out, without running a model."""
     window: int = 2048
@@ -101,8 +101,8 @@ class Evaluate(DeviceOptions, OwnClasses, Overrides):
             )
         if self.requests and self.harness_names:
             raise UserError(
-                f"--requests writes those of benchmarks, and '{self.harness_names[0]}' "
-                "is none; use lm_eval with --write_out"
+                "--requests writes those of the built-in benchmarks, of which "
+                f"'{self.harness_names[0]}' is not one; use lm_eval with --write_out"
             )
 
     @property

@@ -109,12 +109,12 @@ def check_out(out: Path, read: Path, overwrite: bool) -> Path:
         raise UserError(f"--out '{out}' is a {kind}; give a folder")
 
     if read.resolve() == out:
-        raise UserError(f"--out '{out}' is the folder that is read; give another name")
+        raise UserError(f"--out '{out}' is also the folder to read; give another name")
 
     full = out.is_dir() and any(out.iterdir())
     if full and not is_exported(out):
         raise UserError(
-            f"--out '{out}' is a folder of something else; give another name"
+            f"--out '{out}' holds files that no export wrote; give another name"
         )
 
     if out.exists() and not overwrite:

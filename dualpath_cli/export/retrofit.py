@@ -75,8 +75,9 @@ class Retrofit:
     linear, joined to the state by a learned matrix, which starts as the identity on the
     state."""
     damping: float | None = None
-    """Gains of the repetitions after the first, which has 1; by default 0.0009, nearly
-    silent. The loss then differs from the start, and is printed."""
+    """Initial gain of the repetitions after the first, whose gain is 1; by default
+    0.0009, nearly silent. With this option the loss differs from the start, and is
+    printed."""
     path: Literal["deep", "wide"] = "deep"
     """Path of a dual block that a pretrained layer becomes; the other path is new."""
     alpha: float = 50
@@ -122,8 +123,7 @@ class Retrofit:
 
         if "block" in self.given and self.block != "wide":
             raise UserError(
-                "--core repeats the pretrained layers as they are, wide blocks; leave "
-                "out --block"
+                "--core keeps the pretrained layers as wide blocks; leave out --block"
             )
         if not isinstance(self.loops, int) or self.loops < 2:
             raise UserError(
@@ -230,7 +230,7 @@ def _compare(
     difference = source.difference(model, None if damping is None else 1)
     if not difference <= most:  # also nan
         raise UserError(
-            f"{source.shown}: the logits would be off from those of transformers by "
+            f"{source.shown}: the logits would differ from those of transformers by "
             f"{difference:.1e} of their norm, more than {most:.0e}; a setting in "
             f"{CONFIG} changes what transformers computes, and no block has that"
         )
@@ -250,15 +250,17 @@ def _compare(
 
 def _shown(comparison: Mapping[str, Any]) -> str:
     """The lines of the answer about the comparison with the pretrained model."""
-    off = f"off from those of transformers by {comparison['difference']:.1e}"
+    size = f"{comparison['difference']:.1e} of their norm"
+    differ = f"differ from those of transformers by {size}"
     if "damping" not in comparison:
-        return f"logits {off} of their norm\n"
+        return f"logits {differ}\n"
 
     loss = comparison["loss"]
     return (
-        f"logits with one repetition {off} of their norm\n"
-        "loss on text that the pretrained model draws: "
-        f"{loss['damped']:.3f} nats a token, its own {loss['pretrained']:.3f}\n"
+        f"logits with one repetition {differ}\n"
+        "loss on text that the pretrained model generated: "
+        f"{loss['damped']:.3f} nats a token; of the pretrained model itself: "
+        f"{loss['pretrained']:.3f}\n"
     )
 
 

@@ -71,8 +71,9 @@ SUSTAINED = {"a100": 68.0, "h200": 390.0}  # TFLOP/s of a GPU in training; docs/
 
 @dataclass(frozen=True)
 class Flops:
-    """Solves FFN widths for a FLOP budget, and counts a model's parameters and FLOPs,
-    for the paper as written and as trained.
+    """Solves FFN widths for a FLOP budget, and counts a model's parameters, FLOPs and
+    KV cache: as the authors trained it or, by --reading, as the paper's text describes
+    it.
 
       dualpath flops --budget 80M --alpha 50 --k 4
       dualpath flops --config f160m_a25_k4 --plan
@@ -95,7 +96,7 @@ class Flops:
     step_kv: StepKv = "own"
     """Keys and values of the steps: own, or those of the first step for all."""
     no_deep_ffn: bool = False
-    """Steps of the deep path are attention alone; the wide path gets the FLOPs."""
+    """Steps of the deep path are only attention; the wide path gets the FLOPs."""
     core: str | None = None
     """FIRST-LAST: the layers, from 0, that are applied --core-loops times, such as
     4-11."""
@@ -448,11 +449,13 @@ def _target(options: Flops) -> Target:
     dim = options.dim
     heads = options.heads or max(1, dim // 64)
     if dim % heads or dim // heads % 2:
-        way_out = f"an odd width has none, --dim {dim + 1} would"
+        pair = 2 * heads
+        way_out = f"--dim {max(dim - dim % pair, pair)}"
         if dim % 2 == 0:
-            way_out = f"--heads {_nearest_divisor(dim // 2, heads)} would"
+            way_out = f"--heads {_nearest_divisor(dim // 2, heads)} or {way_out}"
         raise UserError(
-            f"--dim {dim} does not split into {heads} heads of an even size; {way_out}"
+            f"--dim {dim} does not split into {heads} heads of an even size; {way_out} "
+            "would"
         )
 
     kv_heads = options.kv_heads or heads

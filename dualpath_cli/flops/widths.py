@@ -73,7 +73,7 @@ class Target:
                 raise UserError(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.block == "dual" and not 0 < self.alpha < 100:
             raise UserError(
-                f"alpha must lie between 0 and 100 percent, not at {self.alpha:g}; "
+                f"alpha must be between 0 and 100 percent, not {self.alpha:g}; "
                 "for a single path use block 'wide' or 'loop'"
             )
 

@@ -171,7 +171,7 @@ TABLE = (
     ),
     Elsewhere(
         "run.init_from",
-        "a RUN; dualpath retrofit makes a folder of a pretrained model, which is one",
+        "a RUN, such as the folder that dualpath retrofit makes of a pretrained model",
         hugging_face="model_name_or_path",
         litgpt="initial_checkpoint_dir",
         torchtitan="checkpoint.initial_load_path",

@@ -209,8 +209,9 @@ def micro_batches(batch_tokens: int, length: int, ranks: int, micro_batch: int) 
         divisors = [n for n in range(1, micro_batch) if sequences % n == 0]
         way_out = f"--run.micro_batch {max(divisors)}"
     raise UserError(
-        f"run.batch_tokens={batch_tokens} is not a multiple of {unit}: {length} tokens "
-        f"times {ranks} devices times run.micro_batch={micro_batch}; {way_out} fits"
+        f"run.batch_tokens={batch_tokens} is not a multiple of {unit}, the product of "
+        f"model.max_seq_len={length}, run.micro_batch={micro_batch} and "
+        f"{ranks} device{'s' * (ranks > 1)}; {way_out} fits"
     )
 
 

@@ -204,8 +204,8 @@ class RunSettings:
     save_every: int = key(1000, range=(1, 10**12), free=True)
     """Optimizer steps between two checkpoints; one is always written at the end."""
     keep: int = key(3, range=(0, 10**12), free=True)
-    """The number of newest checkpoints that are kept; 0 keeps all, but for those of a
-    part that --ckpt-path went back from."""
+    """The number of newest checkpoints that are kept; 0 keeps all. --ckpt-path, which
+    goes back to a checkpoint, drops the later ones in any case."""
     keep_every: int = key(0, range=(0, 10**12), free=True, only_with=_SOME_KEPT)
     """Checkpoints whose step is a multiple of this are kept as well; 0 keeps only the
     newest."""

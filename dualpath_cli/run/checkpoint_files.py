@@ -58,7 +58,7 @@ def fault_of(checkpoint: Path) -> str | None:
 
     for path in (checkpoint, *checkpoint.rglob("*")):
         if is_special(path):
-            return f"{path.name} is a pipe or a device, no file"
+            return f"{path.name} is a pipe or a device, not a file"
 
     for name in (STATE, *files):
         if not (checkpoint / name).is_file():

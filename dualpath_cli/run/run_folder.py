@@ -358,8 +358,8 @@ def mapping_of(folder: Path, facts: Mapping[str, Any], name: str) -> dict[str, A
     value = facts.get(name) or {}
     if not isinstance(value, dict):
         raise UserError(
-            f"the facts recorded in {folder} have '{name}': {value!r:.40}, no mapping; "
-            f"{PUT_BACK}"
+            f"the facts recorded in {folder} have '{name}': {value!r:.40}, not a "
+            f"mapping; {PUT_BACK}"
         )
     return value
 
@@ -400,6 +400,6 @@ def check_free(folder: Path) -> None:
     others = [name for name in names if name != FIT and not name.endswith(PARTIAL)]
     if others and "packages" not in facts_now(folder):
         raise UserError(
-            f"{folder} holds '{others[0]}', and no {VERSIONS} of a run; give this run "
+            f"{folder} holds '{others[0]}' but no {VERSIONS} of a run; give this run "
             "a name (--run.name NAME), or move the file"
         )

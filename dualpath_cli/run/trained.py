@@ -110,6 +110,6 @@ def check_as_run(run: Run, model: ModelConfig) -> None:
     end_of_text = run.tokenizer.eot_id
     if start not in (trained.get("document_start"), None, end_of_text):
         raise UserError(
-            f"model.document_start={start} begins no document of '{run.folder}'; its "
-            f"end-of-text token is {end_of_text}"
+            f"model.document_start={start} does not begin documents of "
+            f"'{run.folder}'; its end-of-text token is {end_of_text}"
         )

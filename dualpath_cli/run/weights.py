@@ -70,7 +70,7 @@ def tensors_in(folder: Path, prefix: str = "") -> dict[str, torch.Tensor]:
             assert isinstance(entry, TensorStorageMetadata)
             stored = sum(chunk.sizes.numel() for chunk in entry.chunks)
             if stored != entry.size.numel():
-                raise ValueError(f"{name} is not there once and whole")
+                raise ValueError(f"{name} is incomplete, or there twice")
             if name.startswith(prefix):
                 dtype = entry.properties.dtype
                 tensors[name.removeprefix(prefix)] = torch.empty(
@@ -103,7 +103,8 @@ def read_weights(tensors: Mapping[str, torch.Tensor], folder: Path) -> None:
         if not own_part(tensor).isfinite().all():
             name = name.removeprefix(PREFIX)
             raise UserError(
-                f"checkpoint '{folder}': {name} is not finite; no training saves that"
+                f"checkpoint '{folder}': {name} is not finite; the file is damaged, as "
+                "training saves only finite weights"
             )
 
 
@@ -149,7 +150,8 @@ def check_weights(
         if not found[name].is_floating_point():
             kind = str(found[name].dtype).removeprefix("torch.")
             raise UserError(
-                f"checkpoint '{folder}': {name} is of {kind}, which no training writes"
+                f"checkpoint '{folder}': {name} is of {kind}; the file is damaged, as "
+                "training writes floats"
             )
 
     others = sorted(found.keys() - wanted.keys())

@@ -110,7 +110,7 @@ class ModelConfig:
     """Keys and values of the steps: own, each step computes its own; first, those of
     the first step serve all. Or a list by layer."""
     deep_ffn: bool | list[bool] = key(True, matters_in=("deep_path",))
-    """Whether steps have a feed-forward; without one a step is attention alone, and
+    """Whether steps have a feed-forward; without one a step is only attention, and
     d_ffn has no effect. Or a list by layer."""
 
     # Core
@@ -349,8 +349,8 @@ class ModelConfig:
         before."""
         if self.d_model % self.n_heads or self.head_dim % 2:
             yield (
-                f"d_model={self.d_model} with n_heads={self.n_heads} must give an even "
-                f"whole head size, not {self.d_model / self.n_heads:g}"
+                f"d_model={self.d_model} / n_heads={self.n_heads}, the head size, must "
+                f"be an even whole number, not {self.d_model / self.n_heads:g}"
             )
         if self.n_heads % self.n_kv_heads:
             yield f"n_kv_heads={self.n_kv_heads} must divide n_heads={self.n_heads}"
@@ -387,13 +387,13 @@ class ModelConfig:
         pair = len(self.core) == 2
         if not pair or not self.core[0] <= self.core[1] < self.n_layers:
             yield (
-                f"core={self.core} must be [FIRST, LAST], the first and the last layer "
-                f"of a stretch of the layers 0 to {self.n_layers - 1}"
+                f"core={self.core} must be [FIRST, LAST], two of the layers 0 to "
+                f"{self.n_layers - 1} in their order, or one twice"
             )
 
     def _missing_widths(self, name: str, kinds: Set[str]) -> Iterator[str]:
         """A sentence for each layer of these kinds that has no such width."""
-        way_out = "set it, or give an overlay after the --config of a whole recipe"
+        way_out = "set it, or give a complete recipe as an earlier --config"
         is_list = isinstance(getattr(self, name), list)
         for layer, kind in enumerate(self.block_kinds):
             if kind not in kinds or self._at(name, layer) is not None:

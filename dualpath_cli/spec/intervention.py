@@ -331,7 +331,8 @@ class Intervention:
             return "the model has no core to repeat"
 
         if self.core_held is not None and self.core_held >= config.core_loops:
-            return f"the core is repeated {config.core_loops} times: hold it before"
+            most = config.core_loops
+            return f"the core is repeated {most} times: core_held must be below that"
 
         learns = {
             "router to weigh more": config.core_combination == "router",
@@ -358,13 +359,14 @@ class Intervention:
 
         most = max(loops.values(), default=1)
         if self.held is not None and self.held >= most:
-            return f"the model's loops have {most} steps: hold before the last"
+            return f"the model's loops have {most} steps: held must be below that"
 
         if self.kv_slots is not None:
             most = self._most_kept(config, numbers)
             if self.kv_slots >= most:
                 return (
-                    f"{self.kv_slots} slots leave nothing out of a loop of {most} steps"
+                    f"a loop of {most} steps needs no more than {most} slots: kv_slots "
+                    "must be below that"
                 )
 
         return None
@@ -416,8 +418,8 @@ def parse_overrides(words: Sequence[str]) -> Intervention | None:
         found = _parse_override(word)
         if not fields.keys().isdisjoint(found):
             raise UserError(
-                f"--intervention '{word}': its key is given twice, or also by its own "
-                "option"
+                f"--intervention '{word}': its key is set twice, here or by its own "
+                "option; leave one out"
             )
         fields |= found
 
@@ -480,7 +482,7 @@ def parse_loops(text: str) -> list[int]:
         if not 1 <= first <= last <= MOST_LOOPS:
             raise UserError(
                 f"--loops '{text}': '{part}' is not a number or range from 1 to "
-                f"{MOST_LOOPS}; give such as 1-10 or 1,2,8"
+                f"{MOST_LOOPS}; for example 1-10 or 1,2,8"
             )
         counts |= set(range(first, last + 1))
 

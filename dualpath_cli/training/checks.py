@@ -208,7 +208,7 @@ def _check_texts(name: str, of_set: ValidationSet, place: str) -> None:
     if remote:
         if not is_known(Path(path)):
             raise UserError(
-                f"{place}: its format is not known by its name; give {SOURCE_FORMATS}"
+                f"{place}: its name has no known ending; give {SOURCE_FORMATS}"
             )
         return
 

@@ -124,7 +124,8 @@ def _check_callbacks(callbacks: Sequence[Any], sets: Iterable[str]) -> None:
             if not hint:
                 hint = f"; there are {', '.join(known) or 'none'}"
             raise UserError(
-                f"trainer.callbacks: {name} monitors '{metric:.60}', no metric{hint}"
+                f"trainer.callbacks: {name} monitors '{metric:.60}', which is not a "
+                f"metric{hint}"
             )
 
 

@@ -118,7 +118,7 @@ def _begin_folder(session: Session[TrainingLaunch], same: dict[str, str]) -> Non
     goes_back = own is not None and launch.step == launch.taken_back
     if removed or (newest != own and not goes_back):
         raise UserError(
-            f"{folder} was just written by another fit; give the command again"
+            f"{folder} was just written by another fit; run the command again"
         )
     if not session.trainer.is_global_zero:
         return

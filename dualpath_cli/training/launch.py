@@ -250,8 +250,8 @@ def _initial_weights(
     settings = checked.settings
     run = find_run(init_from)
     way_out = (
-        f"a recipe with the section model of {run.folder / RECIPE}, as the last "
-        "--config, gives the model of run.init_from"
+        "to train the model of run.init_from, give a recipe with the section model "
+        f"of {run.folder / RECIPE} as the last --config"
     )
     free = {"model": OF_TEXTS}
     recipe = settings.as_recipe()

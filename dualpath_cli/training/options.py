@@ -20,8 +20,8 @@ class RecipeOptions:
     config: tuple[Place, ...] = field(
         default=(), metadata={"also": ("-c",), "each": True}
     )
-    """Recipe: a path, or the bare name of a packaged recipe. Of several, later ones
-    win."""
+    """Recipe (a path or a packaged name) whose keys replace the run's, such as
+    validation sets. Of several, later ones win."""
     print_config: bool = False
     """Print the resolved recipe and do nothing else."""
 
@@ -53,8 +53,8 @@ class RunOptions(OwnClasses, RecipeOptions):
     """Options of a command that builds a trained model from its run's recipe."""
 
     ckpt_path: Place
-    """Run folder or checkpoint to score; recipe, tokenizer and model are read from the
-    run."""
+    """Run folder, a checkpoint inside one, or an exported folder; recipe, tokenizer and
+    model are read from it."""
 
     def with_run(self, run: Run) -> Self:
         """The options, once RUN is known."""

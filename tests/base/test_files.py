@@ -101,7 +101,7 @@ def test_a_disk_that_is_full_at_the_first_write_is_the_machines_failure(
     error = said(*words.replace("RUN", str(run)).split(), code=1)
     assert ": error: '" in error
     assert (
-        "No space left on device; free some space and give the same command again"
+        "No space left on device; free some space and run the same command again"
         in error
     )
 

@@ -15,11 +15,12 @@ from typing import Any
 import pytest
 import yaml
 
+from data_prep.settings import Preparation
 from dualpath_cli.base.ranges import Size
 from dualpath_cli.cli.commands import COMMANDS
 from dualpath_cli.cli.help import help_of
 from dualpath_cli.cli.main import main
-from dualpath_cli.cli.options import parser_of
+from dualpath_cli.cli.options import option_name, parser_of
 from dualpath_cli.recipe.settings import SECTIONS
 from tests.conftest import Said
 
@@ -116,6 +117,16 @@ def test_a_help_lists_needed_options_first_under_their_own_names(name):
     listed = re.findall(r"^  (--[\w-]+)", text, re.MULTILINE)
     assert listed[: len(needed)] == needed
     assert "+ " not in " ".join(re.findall(r"^  (--.*?)(?:   |$)", text, re.MULTILINE))
+
+
+def test_the_help_of_prepare_says_from_which_option_on_there_are_keys_of_a_recipe():
+    text = help_of(COMMANDS["prepare"])
+    first = re.search(r"options from (--[\w-]+) on are also keys of a recipe", text)
+    assert first is not None
+
+    listed = re.findall(r"^  (--[\w-]+)", text, re.MULTILINE)
+    keys = [option_name(field) for field in dataclasses.fields(Preparation)]
+    assert listed[listed.index(first[1]) :] == keys
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -81,7 +81,7 @@ def test_unfinished_work_of_another_purpose_is_never_discarded(ask, tmp_path):
     (tmp_path / "out.partial").mkdir()
     (tmp_path / "out.partial" / "thesis.tex").write_text("mine")
     asked = ask(TEXTS)
-    with pytest.raises(UserError, match="holds something else; move it"):
+    with pytest.raises(UserError, match="holds something else; move that away"):
         prepare(asked, overwrite=True)
     assert (tmp_path / "out.partial" / "thesis.tex").exists()
 
@@ -177,5 +177,5 @@ def test_unfinished_work_that_was_damaged_is_made_again(
     shutil.copytree(kept, partial)
     (partial / "request.json").write_bytes(b"{\xff")
     shutil.rmtree(out)
-    with pytest.raises(UserError, match=r"is wanted for unfinished work and holds"):
+    with pytest.raises(UserError, match=r"is the place of unfinished work, but holds"):
         prepare(asked)

@@ -225,8 +225,8 @@ def test_a_folder_with_anything_that_no_export_wrote_is_not_replaced(
     (folder / "SHA256SUMS").unlink()
     assert "holds 'README.md', which" in said(*words(run, folder, "--overwrite"))
     for other, why in (
-        (run, "is the folder that is read"),
-        (tmp_path, "of something else"),
+        (run, "is also the folder to read"),
+        (tmp_path, "files that no export wrote"),
     ):
         assert why in said(*words(run, other, "--overwrite"))
 
@@ -274,7 +274,7 @@ def test_a_changed_byte_in_any_file_is_refused(folder, said):
     assert main(["validate", "--ckpt_path", str(folder)]) == 0
     (folder / "model.safetensors").unlink()
     os.mkfifo(folder / "model.safetensors")
-    assert "it is a pipe or a device, no file" in said(
+    assert "it is a pipe or a device, not a file" in said(
         "validate", "--ckpt_path", folder
     )
 

@@ -458,7 +458,7 @@ def test_a_folder_that_transformers_saved_anew_is_the_same_run(pair, tmp_path):
     tokens = some_tokens(model_of(run))
     assert torch.equal(model_of(again)(tokens), model_of(run)(tokens))
     shutil.copyfile(folder / "model.safetensors", again / "model.safetensors")
-    with pytest.raises(UserError, match="is not there once and whole"):
+    with pytest.raises(UserError, match="is incomplete, or there twice"):
         model_of(again)
 
 

@@ -92,7 +92,7 @@ CAUSES: list[tuple[str, dict[str, Any], Callable[[Path], None]]] = [
             }
         ),
     ),
-    ("off from those of transformers", {}, config(is_causal=False)),
+    ("differ from those of transformers", {}, config(is_causal=False)),
     ("has a head that is not its embedding", {}, config(tie_word_embeddings=True)),
     (
         "gate_proj.weight is (48, 32), and config.json asks for (64, 32)",
@@ -132,7 +132,7 @@ def test_a_fault_that_no_line_names_is_measured(
         error = said(
             "retrofit", "--pretrained", folder, "--out", tmp_path / "out", *words
         )
-        assert "off from those of transformers" in error
+        assert "differ from those of transformers" in error
     assert not (tmp_path / "out").exists()
 
 
@@ -146,7 +146,7 @@ def test_the_measured_difference_is_printed_and_in_the_card(
     measured = json.loads((out / "versions.json").read_text())["retrofit"]["difference"]
     assert 0 < measured < 1e-5
     assert (
-        f"logits off from those of transformers by {measured:.1e} of their norm"
+        f"logits differ from those of transformers by {measured:.1e} of their norm"
         in printed
     )
     assert f"{measured:.1e} of their norm" in html.unescape(

@@ -198,6 +198,14 @@ def test_a_core_is_two_of_the_layers_in_order(core, capsys):
     assert f"--core {core} must be FIRST-LAST, two of the layers 0 to 15" in said
 
 
+@pytest.mark.parametrize("sizes", ["333", "334", "1", "3 --heads 5", "320 --heads 3"])
+def test_the_sizes_that_a_refusal_of_heads_names_are_taken(sizes, said, output_of):
+    line = f"flops --budget 200M --block wide --dim {sizes}".split()
+    *_, ways_out = said(*line).strip().removesuffix(" would").split("; ")
+    for way_out in ways_out.split(" or "):
+        output_of(*line, *way_out.split())
+
+
 def test_a_model_matched_in_total_names_its_sum(described):
     model = described("--budget 80M --block loop --match total")
     layer, matched = model["flops_per_token_per_layer"], 80_000_000 + 5 * 2 * 4096 * 768

@@ -7,6 +7,7 @@ tests/training/test_strategies.py asserts.
 
 import itertools
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -375,15 +376,17 @@ def test_the_page_of_clusters_has_the_memory_of_a_gpu_as_it_is_planned(
     output_of: OutputOf,
 ):
     page = (DOCS / "cluster.md").read_text(encoding="utf-8")
-    for recipe, name in (
-        ("f80m_a50_k4", "F80M a50 K4"),
-        ("f160m_a25_k4", "F160M a25 K4"),
-    ):
-        words = (
-            f"flops --plan --gpus 1 --format json --config {recipe} --config cluster_1"
-        )
-        peak = json.loads(output_of(*words.split()))["plan"]["ddp"]["peak"]
-        assert f"{peak / 1e9:.1f} GB for {name}" in " ".join(page.split())
+    row = r"\| `cluster_(\d+)` \|.*\| `(\w+)` \| \d+ \| (.*) \| (.*) \|"
+    rows = re.findall(row, page)
+    assert [gpus for gpus, *_ in rows] == ["1", "8", "64"]
+
+    for gpus, strategy, *shown in rows:
+        for recipe, memory in zip(("f80m_a50_k4", "f160m_a25_k4"), shown, strict=True):
+            words = f"flops --plan --gpus {gpus} --format json --config {recipe}"
+            said = output_of(*words.split(), "--config", f"cluster_{gpus}")
+            of_strategy = {"single": "ddp"}.get(strategy, strategy)
+            peak = json.loads(said)["plan"][of_strategy]["peak"]
+            assert memory == f"{peak / 1e9:.1f}", (gpus, recipe)
 
 
 def test_the_loss_holds_as_many_logits_as_the_model_lets_it():

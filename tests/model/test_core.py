@@ -156,7 +156,7 @@ def test_an_injection_that_is_learned_starts_as_none():
         (
             {"step_kv": "first"},
             Intervention(kv_slots=1),
-            "1 slots leave nothing out of a loop of 1 steps",
+            "a loop of 1 steps needs no more than 1 slots",
         ),
     ],
 )

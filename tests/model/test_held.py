@@ -137,13 +137,13 @@ def test_a_trace_counts_the_steps_that_moved():
 @pytest.mark.parametrize(
     ("changes", "intervention", "reason"),
     [
-        ({}, Intervention(held=3), "the model's loops have 3 steps: hold before"),
+        ({}, Intervention(held=3), "the model's loops have 3 steps: held must be"),
         ({"block": "wide"}, Intervention(held=1), "the model has only wide blocks"),
         ({}, Intervention(core_held=1), "the model has no core to repeat"),
         (
             CORES["joined input"],
             Intervention(core_held=3),
-            "the core is repeated 3 times: hold it before",
+            "the core is repeated 3 times: core_held must",
         ),
     ],
 )

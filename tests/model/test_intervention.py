@@ -464,7 +464,7 @@ def test_small_steps_are_measured_in_float32_where_the_stream_is_bfloat16():
         (
             {"block": "wide", **CORE},
             Intervention(kv_slots=3),
-            "3 slots leave nothing out of a loop of 3 steps",
+            "a loop of 3 steps needs no more than 3 slots",
         ),
     ],
 )

@@ -106,7 +106,7 @@ FOUND_WHEN_LOADED: dict[str, tuple[Damage, str]] = {
 PASSED_OVER: dict[str, tuple[Damage, str]] = {
     "cut off": (cut, "bytes instead of"),
     "a manifest that is no JSON": (manifest("{"), f"{LAST}.json cannot be read"),
-    "a pipe": (pipe, "pipe is a pipe or a device, no file"),
+    "a pipe": (pipe, "pipe is a pipe or a device, not a file"),
     "a manifest of files elsewhere": (
         manifest('{"files": {"../x": {"bytes": 1, "sha256": ""}}}'),
         "it names '../x'",
@@ -219,7 +219,7 @@ def test_a_run_without_a_whole_checkpoint_is_refused(trained, said):
 def test_a_tensor_that_lacks_a_part_is_refused_before_memory_is_taken(first, tmp_path):
     places = {"DCP_SHARDING_INFO": json.dumps({"x": {"saved_offsets": [first]}})}
     save_file({"x": torch.ones(1)}, tmp_path / "a.safetensors", places)
-    with pytest.raises(UserError, match="x is not there once and whole"):
+    with pytest.raises(UserError, match="x is incomplete, or there twice"):
         tensors_in(tmp_path)
 
 

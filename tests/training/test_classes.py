@@ -119,7 +119,7 @@ WRONG = {
     "a metric": (
         "EarlyStopping",
         {"monitor": "loss"},
-        "monitors 'loss', no metric; there are val",
+        "monitors 'loss', which is not a metric; there are val",
     ),
     "what cannot work": (
         "StochasticWeightAveraging",

@@ -103,7 +103,7 @@ class ScalingLaws:
 
 
 CAPTION = (
-    "Profiles of scaling laws: the lowest loss of a fit in which the exponent is held, "
+    "Profiles of scaling laws: the lowest loss of a fit with the exponent fixed, "
     "over that of the fit. Band: 95 % interval over seeds. If a profile is flat, the "
     "runs do not determine the exponent."
 )

@@ -105,13 +105,13 @@ def solve_cells(
                 kinds.append(kind)
             except UserError as error:
                 title = _titled(kind.name, kind.shape)
-                notes.append(f"{title} cannot be: {error}")
+                notes.append(f"{title} is not possible: {error}")
         cells += _solve_together(kinds, backbone.ffn_multiple_of)
 
     notes += _notes_on_controls(grid, backbones)
     if not cells:
         reason = notes[0] if notes else "neither --alphas nor --controls names one"
-        raise UserError(f"no configuration can be: {reason}")
+        raise UserError(f"no configuration is possible: {reason}")
 
     _check_valid(cells, backbone)
     notes += [
@@ -157,8 +157,8 @@ def _notes_on_controls(grid: Grid, backbones: Sequence[ModelConfig]) -> list[str
         notes.append("no loop or expanded cell at K = 1: that is PureWide")
     if len(grid.alphas) > 1 and not all(backbone.deep_ffn for backbone in backbones):
         notes.append(
-            f"alpha follows where steps have no feed-forward: only a{grid.alphas[0]:g} "
-            "there"
+            "without a feed-forward in steps alpha is not free: only "
+            f"a{grid.alphas[0]:g} there"
         )
     if "core" in grid.controls and 1 in grid.loops:
         notes.append("no core cell at R = 1: that is PureWide")

@@ -172,7 +172,7 @@ def check_begun(runs: Sequence[PlannedRun]) -> None:
 
         settings = run.settings
         way_out = "give this sweep another --out"
-        or_words = f"{way_out}, or the words that it was begun with"
+        or_words = f"{way_out}, or the options that it began with"
         begun = read_recipe(run.folder)
         check_same_recipe(run.folder, begun, settings.as_recipe(), way_out=or_words)
         if option_of(settings.model):

@@ -247,7 +247,7 @@ def _varied(words: Sequence[str], recipe: Recipe) -> Varied:
         if key in FREE:
             if len(values) > 1:
                 raise UserError(
-                    f"--set {key}: it decides no numbers of a run; give one value"
+                    f"--set {key}: it changes no number of a run; give one value"
                 )
             section, _, name = key.partition(".")
             recipe.setdefault(section, {})[name] = values[0]
@@ -267,9 +267,8 @@ def _key_and_values(word: str) -> tuple[str, list[Any]]:
     values = listed["values"]
     if key in DECIDED_BY_SWEEP:
         raise UserError(
-            f"--set {key}: the sweep decides it, or solves its widths for it; "
-            "--alphas, --loops, --budget and --seeds say how, or give a sweep for "
-            "each"
+            f"--set {key}: the sweep sets this key, or solves widths for it; use "
+            "--alphas, --loops, --budget and --seeds, or run a sweep for each value"
         )
     if not (equals and name and values):
         raise UserError(
@@ -277,8 +276,8 @@ def _key_and_values(word: str) -> tuple[str, list[Any]]:
         )
     if key.startswith(DATA):
         raise UserError(
-            f"--set {key}: runs that read other data cannot be compared; give a sweep "
-            "for each"
+            f"--set {key}: runs that read other data cannot be compared; run a sweep "
+            "for each value"
         )
     if key == "optim.lr":
         text = ",".join(map(str, values))

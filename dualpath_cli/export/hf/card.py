@@ -135,7 +135,7 @@ def _pretrained_rows(run: Run, origin: Mapping[str, Any]) -> list[tuple[str, str
     if damping is not None and loss:
         rows.append(("gain of later repetitions at first", str(damping)))
         nats = ", ".join(f"{model} {value:.3f}" for model, value in loss.items())
-        rows.append(("nats a token on text that the pretrained model draws", nats))
+        rows.append(("nats a token on text that the pretrained model generated", nats))
     return rows
 
 

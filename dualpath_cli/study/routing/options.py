@@ -12,7 +12,7 @@ from dualpath_cli.training.options import StudyOptions
 @dataclass(frozen=True, kw_only=True)
 class RoutingOptions(StudyOptions):
     """Reads what a run's gates do token by token on its validation sets: a page to look
-    at any text, three figures and their numbers. --data.val '{NAME: PATH}' gives other
+    at any text, figures and their numbers. --data.val '{NAME: PATH}' gives other
     texts, --data.val_tokens N fewer tokens.
 
       dualpath routing --ckpt-path runs/quickstart/default --tagger none

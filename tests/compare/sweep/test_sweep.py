@@ -268,7 +268,7 @@ def test_a_folder_of_something_else_is_refused_before_anything_is_written(
     before = sorted(tmp_path.rglob("*"))
     assert main([*words, "--yes", "--out", str(tmp_path / out)]) == 2
     note, error = capsys.readouterr().err.splitlines()
-    assert note.startswith("note: --out is given again")
+    assert note.startswith("note: --out is given twice")
     assert said in error
     assert sorted(tmp_path.rglob("*")) == before
 
