@@ -5,6 +5,7 @@ examples, filters and metrics are its own.
 """
 
 import logging
+import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,7 +13,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from lm_eval.defaults import DEFAULT_OTHER_SEED
+import numpy as np
+from lm_eval.defaults import DEFAULT_OTHER_SEED, DEFAULT_RANDOM_SEED
 from lm_eval.evaluator import evaluate
 from lm_eval.tasks import TaskManager
 
@@ -50,7 +52,9 @@ class HarnessTask:
         return f"{HARNESS}:{self.name}"
 
     def score(self, model: HarnessModel) -> Any:
-        """The harness's report."""
+        """The harness's report, each time with the same worked examples."""
+        for task in self.loaded["tasks"].values():
+            task.set_fewshot_seed(DEFAULT_OTHER_SEED)
         return evaluate(model, self.loaded, limit=self.limit)
 
 
@@ -81,6 +85,9 @@ def load_harness_task(
     Raises:
         UserError: if its data set or metric cannot be had, or if it runs code.
     """
+    # Some tasks shuffle the choices of their documents.
+    random.seed(DEFAULT_RANDOM_SEED)
+    np.random.seed(DEFAULT_OTHER_SEED)
     try:
         loaded = manager.load([name])
     except Exception as error:
@@ -104,7 +111,6 @@ def load_harness_task(
         # As `simple_evaluate` of the harness: no example unless the task says so.
         if task.get_config("num_fewshot") is None:
             task.set_config("num_fewshot", 0)
-        task.set_fewshot_seed(DEFAULT_OTHER_SEED)
     return HarnessTask(name, loaded, limit)
 
 

@@ -1,6 +1,7 @@
 """Tasks of lm-evaluation-harness by name, against the harness's own run of them."""
 
 import json
+import random
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,12 @@ def results(report: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def prompts(folder_of_model: Path) -> list[str]:
+    """The hashes of the prompts, with their worked examples."""
+    rows = (folder_of_model / "samples" / "harness" / "piqa.jsonl").open()
+    return [json.loads(row)["prompt_hash"] for row in rows]
+
+
 @pytest.mark.usefixtures("only_own")
 def test_scores_are_those_of_the_harness_apart_from_the_paper(
     run, tasks, folder, tmp_path, output_of
@@ -120,6 +127,7 @@ def test_scores_are_those_of_the_harness_apart_from_the_paper(
     assert report["n-samples"] == {"piqa": {"original": 11, "effective": 9}}
     assert "acc_raw,none" in report["results"]["piqa"]
     samples = folder_of_model / "samples"
+    assert prompts(folder_of_model / "K=1") == prompts(folder_of_model)
     assert (samples / "piqa.jsonl").read_text() != (
         samples / "harness" / "piqa.jsonl"
     ).read_text()
@@ -151,6 +159,27 @@ def test_what_cannot_be_loaded_or_run_is_one_line(folder, run):
     model, tokenizer = model_of(run)
     with pytest.raises(UserError, match="'draws' draws its answers"):
         drawing.score(HarnessModel(model, tokenizer, 64, 16))
+
+
+@pytest.mark.usefixtures("only_own")
+def test_documents_that_a_task_shuffles_are_the_same_at_each_start(folder):
+    (folder / "shuffle.py").write_text(
+        "import random\n"
+        "def shuffled(docs):\n"
+        "    drawn = lambda row: {'choices': random.sample(row['choices'], 3)}\n"
+        "    return docs.map(drawn, load_from_cache_file=False)\n"
+    )
+    task = (folder / "piqa.yaml").read_text().replace("task: piqa", "task: shuffles")
+    (folder / "shuffles.yaml").write_text(
+        f"{task}process_docs: !function shuffle.shuffled\n"
+    )
+
+    starts = []
+    for seed in (1, 2):
+        random.seed(seed)
+        (task,) = load_harness_tasks(["shuffles"], [folder], None)
+        starts.append(list(task.loaded["tasks"]["shuffles"].eval_docs["choices"]))
+    assert starts[0] == starts[1]
 
 
 def test_an_unknown_name_is_compared_with_all_that_are_known(folder, monkeypatch):
