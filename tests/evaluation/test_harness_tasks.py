@@ -15,6 +15,7 @@ from lm_eval.tasks import TaskManager
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.evaluation import harness_tasks
 from dualpath_cli.evaluation.harness import HarnessModel
+from dualpath_cli.evaluation.harness_report import harness_scores
 from dualpath_cli.evaluation.harness_tasks import find_tasks, load_harness_tasks
 from tests.evaluation.conftest import NAME, WORDS, write_rows
 from tests.study.conftest import model_of
@@ -64,6 +65,7 @@ def folder(tmp_path: Path) -> Path:
     group = {
         "group": "both",
         "task": ["piqa", "writes"],
+        "aggregate_metric_list": [{"metric": "acc"}],
     }
     (folder / "both.yaml").write_text(yaml.safe_dump(group))
     return folder
@@ -137,6 +139,12 @@ def test_scores_are_those_of_the_harness_apart_from_the_paper(
     assert ("harness:piqa", "acc_norm") in measured
     assert ("harness:writes", "exact_match") in measured
     assert "harness:writes" in said
+    # Its tasks have two and no examples: the group has no number of its own.
+    assert [
+        (score.shots, score.documents)
+        for score in harness_scores(report)
+        if score.task == "both"
+    ] == [(None, None)]
 
 
 @pytest.mark.usefixtures("only_own")
