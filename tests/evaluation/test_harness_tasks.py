@@ -154,6 +154,13 @@ def test_what_cannot_be_loaded_or_run_is_one_line(folder, run):
     with pytest.raises(UserError, match=r"harness:far cannot be loaded .*hub"):
         load_harness_tasks(["far"], [folder], None)
 
+    task["task"], task["num_fewshot"] = "many", 12  # of 12 rows, one is the question
+    task |= {"dataset_path": "json"}
+    task["dataset_kwargs"] = {"data_files": {"test": str(folder / "rows.jsonl")}}
+    (folder / "many.yaml").write_text(yaml.safe_dump(task))
+    with pytest.raises(UserError, match="harness:many cannot draw 12 worked examples"):
+        load_harness_tasks(["many"], [folder], None)
+
     unsafe = {**WRITTEN, "task": "unsafe", "unsafe_code": True}
     unsafe["dataset_kwargs"] = {"data_files": {"test": str(folder / "rows.jsonl")}}
     (folder / "unsafe.yaml").write_text(yaml.safe_dump(unsafe))
