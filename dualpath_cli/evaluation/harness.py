@@ -126,10 +126,21 @@ class HarnessModel(TemplateLM):
     def _loglikelihood_tokens(
         self, requests: list[Any], **options: Any
     ) -> list[LogLikelihood]:
-        """Scores requests, triples of texts, ids of the context, and ids to score."""
+        """Scores requests, triples of texts, ids of the context, and ids to score.
+
+        Raises:
+            UserError: for a continuation without an id, which would be certain.
+        """
         parts = []
         request_of_part = []
-        for number, (_, context, ids) in enumerate(requests):
+        for number, (texts, context, ids) in enumerate(requests):
+            if texts and not ids:
+                before, after = texts
+                raise UserError(
+                    f"{after!r:.40} after {before[-20:]!r} has no token to score: it "
+                    "is empty, or the tokenizer joins it to the text before; leave the "
+                    "task out"
+                )
             before = context or [self.prefix_token_id]
             for part in parts_of(before, ids, self.window):
                 parts.append(part)
@@ -152,7 +163,10 @@ class HarnessModel(TemplateLM):
         self.progress.begin(len(requests))
         texts = [""] * len(requests)
         for options, rows in self._by_options(requests).items():
-            prompts = [self.tok_encode(requests[row].args[0]) for row in rows]
+            texts_before = [requests[row].args[0] for row in rows]
+            prompts = [
+                self.tok_encode(text) or [self.prefix_token_id] for text in texts_before
+            ]
             for row, text in zip(rows, self._write(prompts, *options), strict=True):
                 texts[row] = text
         return texts

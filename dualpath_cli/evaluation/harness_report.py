@@ -25,7 +25,7 @@ class HarnessScore:
     filter: str  # what an answer went through, `none` mostly
     value: float
     error: float | None  # the harness's standard error
-    shots: int
+    shots: int | None  # None of a group whose tasks differ
     documents: int | None  # None of a group
 
     @property
@@ -54,7 +54,7 @@ def harness_scores(report: Report) -> list[HarnessScore]:
                     filter_,
                     value,
                     error if isinstance(error, float) else None,
-                    harness["n-shot"].get(task, 0),
+                    harness["n-shot"].get(task),
                     documents,
                 )
             )

@@ -5,6 +5,7 @@ examples, filters and metrics are its own.
 """
 
 import logging
+import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,7 +13,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from lm_eval.defaults import DEFAULT_OTHER_SEED
+import numpy as np
+from lm_eval.defaults import DEFAULT_OTHER_SEED, DEFAULT_RANDOM_SEED
 from lm_eval.evaluator import evaluate
 from lm_eval.tasks import TaskManager
 
@@ -50,7 +52,9 @@ class HarnessTask:
         return f"{HARNESS}:{self.name}"
 
     def score(self, model: HarnessModel) -> Any:
-        """The harness's report."""
+        """The harness's report, each time with the same worked examples."""
+        for task in self.loaded["tasks"].values():
+            task.set_fewshot_seed(DEFAULT_OTHER_SEED)
         return evaluate(model, self.loaded, limit=self.limit)
 
 
@@ -79,8 +83,12 @@ def load_harness_task(
     """Loads a task with its documents, and prepares it as `lm_eval run` does.
 
     Raises:
-        UserError: if its data set or metric cannot be had, or if it runs code.
+        UserError: if its data set, metric or worked examples cannot be had, or if it
+            runs code.
     """
+    # Some tasks shuffle the choices of their documents.
+    random.seed(DEFAULT_RANDOM_SEED)
+    np.random.seed(DEFAULT_OTHER_SEED)
     try:
         loaded = manager.load([name])
     except Exception as error:
@@ -102,10 +110,25 @@ def load_harness_task(
             raise UserError(f"{HARNESS}:{name} is of images or sound, not of text")
 
         # As `simple_evaluate` of the harness: no example unless the task says so.
-        if task.get_config("num_fewshot") is None:
+        shots = task.get_config("num_fewshot")
+        if shots is None:
             task.set_config("num_fewshot", 0)
-        task.set_fewshot_seed(DEFAULT_OTHER_SEED)
+        elif shots:
+            _check_examples(task, f"{HARNESS}:{name}", shots)
     return HarnessTask(name, loaded, limit)
+
+
+def _check_examples(task: Any, name: str, shots: int) -> None:
+    """Raises UserError unless a task has as many worked examples as it asks for."""
+    try:
+        task.set_fewshot_seed(DEFAULT_OTHER_SEED)
+        task.fewshot_context(task.eval_docs[0], num_fewshot=shots)
+    except Exception as error:  # of a sampler or a template
+        text = " ".join(str(error).split())
+        raise UserError(
+            f"{name} cannot draw {shots} worked examples ({type(error).__name__}: "
+            f"{text:.160}); give its file a smaller num_fewshot, or more rows"
+        ) from None
 
 
 @quietly()

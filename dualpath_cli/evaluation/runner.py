@@ -11,6 +11,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial, wraps
+from inspect import getsource
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +124,7 @@ def load_task(
     # Of the worked examples, the harness takes the first.
     shots = {config.get("fewshot_split"): config["num_fewshot"]}
     # The harness asks for the documents many times, and would render them each time.
-    # Its report has the source of what is wrapped, not an address.
+    # The report has the source of what is wrapped.
     render = config["process_docs"]
     config["process_docs"] = cache(wraps(render)(partial(render, first=shots)))
 
@@ -266,7 +267,16 @@ def _results(facts: Mapping[str, Any], report: Report) -> dict[str, Any]:
     return results
 
 
-_json = partial(json.dumps, default=handle_non_serializable, ensure_ascii=False)
+def _source_of(part: Any) -> Any:
+    """The source of a function, else what the harness writes, which is an address where
+    a function lies deep in a configuration."""
+    try:
+        return getsource(part)
+    except (TypeError, OSError):
+        return handle_non_serializable(part)
+
+
+_json = partial(json.dumps, default=_source_of, ensure_ascii=False)
 
 
 def _without(record: Mapping[str, Any], name: str) -> dict[str, Any]:

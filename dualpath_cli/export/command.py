@@ -1,6 +1,7 @@
 """`dualpath export`: options and checks; torch is imported after the checks."""
 
 import re
+import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,11 +68,12 @@ def export(options: Export) -> str:
         write_folder(run, settings, weights, out, progress, options.license)
 
     shown = f"{settings.run.recipe}/{settings.run.name}, step {run.step:,}"
+    quoted = shlex.quote(str(out))
+    arguments = shlex.quote(f"pretrained={out},trust_remote_code=True")
     return (
         f"{summary(shown, weights.parameters, out)}\n"
-        f"next: dualpath validate --ckpt-path {out}{option_of(settings.model)}\n"
-        "or:   lm_eval --model hf --model_args "
-        f"pretrained={out},trust_remote_code=True --tasks piqa"
+        f"next: dualpath validate --ckpt-path {quoted}{option_of(settings.model)}\n"
+        f"or:   lm_eval --model hf --model_args {arguments} --tasks piqa"
     )
 
 

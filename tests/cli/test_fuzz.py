@@ -37,7 +37,8 @@ LINES = [
     f"validate --config case.yaml --ckpt_path {RUN} --data.val_tokens 20K",
     f"ablate --ckpt_path {RUN} --data.val.mine val.jsonl --suite paper layers --loops "
     "1-4 --out x",
-    f"ablate --ckpt_path {RUN} --classes n=NUM,SYM:wide --data.val_tokens 1K --seeds 2",
+    f"ablate --ckpt_path {RUN} --suite token-classes --classes n=NUM,SYM:wide "
+    "--data.val_tokens 1K --seeds 2",
     f"routing --ckpt_path {RUN} --tagger none --sequences 3",
     f"generate --ckpt_path {RUN} --prompt hello --top_k 5 --stop a --intervention "
     "gates=1,0",

@@ -34,9 +34,11 @@ def likelihoods(sample: dict[str, Any]) -> list[float]:
     return [log for log, _ in sample["filtered_resps"]]
 
 
-def test_a_report_has_the_source_that_renders_rows(scored):
+def test_a_report_has_the_source_that_renders_rows_and_no_address(scored):
     config = report(scored / NAME)["configs"]["arc_challenge"]
-    assert "def arc(" in config["process_docs"]
+    for part in (config, config["fewshot_config"]):
+        assert "def arc(" in part["process_docs"]
+    assert " at 0x" not in (scored / NAME / "results.json").read_text()
 
 
 def test_scores_are_those_made_by_hand_from_logits_in_float64(run, tasks, scored):

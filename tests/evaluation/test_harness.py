@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from lm_eval.api.instance import Instance
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
-from dualpath_cli.base.errors import RunFailed
+from dualpath_cli.base.errors import RunFailed, UserError
 from dualpath_cli.decoding.decoding_pass import forward
 from dualpath_cli.evaluation.harness import HarnessModel, parts_of
 from dualpath_cli.model import DualPathLM
@@ -100,6 +100,13 @@ def test_padded_rows_of_the_vocabulary_get_no_probability_and_are_never_written(
     logs, _ = changed._logs_and_greedy(states, torch.arange(IDS))
     assert written(changed, PROMPTS) == written(harness(), PROMPTS)
     assert math.fsum(logs.exp().tolist()) == pytest.approx(1, abs=1e-5)
+
+
+@pytest.mark.parametrize("continuation", ["l", ""])
+def test_a_continuation_without_a_token_of_its_own_is_refused(continuation):
+    """`hel` has two tokens and `hell` one: nothing is left for `l`."""
+    with pytest.raises(UserError, match=rf"'{continuation}' after 'hel' has no token"):
+        harness().loglikelihood(asked("loglikelihood", ("hel", continuation)))
 
 
 def test_batches_and_parts_of_logits_change_likelihoods_by_rounding_alone(monkeypatch):
@@ -252,6 +259,14 @@ def test_a_model_writes_what_the_equations_say():
     assert (
         written(harness(intervention=Intervention(loops=1)), PROMPTS, most=4) != texts
     )
+
+
+def test_an_empty_prompt_is_end_of_text():
+    after_end = TOKENIZER.decode(
+        [int(log_probabilities([TOKENIZER.eot_id])[-1].argmax())]
+    )
+    assert written(harness(), [""], most=1) == [after_end]
+    assert written(harness(), ["", *PROMPTS], most=1)[0] == after_end
 
 
 def test_a_prompt_leaves_room_in_the_window():

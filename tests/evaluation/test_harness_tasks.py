@@ -1,6 +1,7 @@
 """Tasks of lm-evaluation-harness by name, against the harness's own run of them."""
 
 import json
+import random
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from lm_eval.tasks import TaskManager
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.evaluation import harness_tasks
 from dualpath_cli.evaluation.harness import HarnessModel
+from dualpath_cli.evaluation.harness_report import harness_scores
 from dualpath_cli.evaluation.harness_tasks import find_tasks, load_harness_tasks
 from tests.evaluation.conftest import NAME, WORDS, write_rows
 from tests.study.conftest import model_of
@@ -63,6 +65,7 @@ def folder(tmp_path: Path) -> Path:
     group = {
         "group": "both",
         "task": ["piqa", "writes"],
+        "aggregate_metric_list": [{"metric": "acc"}],
     }
     (folder / "both.yaml").write_text(yaml.safe_dump(group))
     return folder
@@ -80,6 +83,12 @@ def results(report: dict[str, Any]) -> dict[str, Any]:
         name: {key: value for key, value in scores.items() if key != "alias"}
         for name, scores in report["results"].items()
     }
+
+
+def prompts(folder_of_model: Path) -> list[str]:
+    """The hashes of the prompts, with their worked examples."""
+    rows = (folder_of_model / "samples" / "harness" / "piqa.jsonl").open()
+    return [json.loads(row)["prompt_hash"] for row in rows]
 
 
 @pytest.mark.usefixtures("only_own")
@@ -120,6 +129,7 @@ def test_scores_are_those_of_the_harness_apart_from_the_paper(
     assert report["n-samples"] == {"piqa": {"original": 11, "effective": 9}}
     assert "acc_raw,none" in report["results"]["piqa"]
     samples = folder_of_model / "samples"
+    assert prompts(folder_of_model / "K=1") == prompts(folder_of_model)
     assert (samples / "piqa.jsonl").read_text() != (
         samples / "harness" / "piqa.jsonl"
     ).read_text()
@@ -129,6 +139,12 @@ def test_scores_are_those_of_the_harness_apart_from_the_paper(
     assert ("harness:piqa", "acc_norm") in measured
     assert ("harness:writes", "exact_match") in measured
     assert "harness:writes" in said
+    # Its tasks have two and no examples: the group has no number of its own.
+    assert [
+        (score.shots, score.documents)
+        for score in harness_scores(report)
+        if score.task == "both"
+    ] == [(None, None)]
 
 
 @pytest.mark.usefixtures("only_own")
@@ -137,6 +153,13 @@ def test_what_cannot_be_loaded_or_run_is_one_line(folder, run):
     (folder / "far.yaml").write_text(yaml.safe_dump(task))
     with pytest.raises(UserError, match=r"harness:far cannot be loaded .*hub"):
         load_harness_tasks(["far"], [folder], None)
+
+    task["task"], task["num_fewshot"] = "many", 12  # of 12 rows, one is the question
+    task |= {"dataset_path": "json"}
+    task["dataset_kwargs"] = {"data_files": {"test": str(folder / "rows.jsonl")}}
+    (folder / "many.yaml").write_text(yaml.safe_dump(task))
+    with pytest.raises(UserError, match="harness:many cannot draw 12 worked examples"):
+        load_harness_tasks(["many"], [folder], None)
 
     unsafe = {**WRITTEN, "task": "unsafe", "unsafe_code": True}
     unsafe["dataset_kwargs"] = {"data_files": {"test": str(folder / "rows.jsonl")}}
@@ -151,6 +174,27 @@ def test_what_cannot_be_loaded_or_run_is_one_line(folder, run):
     model, tokenizer = model_of(run)
     with pytest.raises(UserError, match="'draws' draws its answers"):
         drawing.score(HarnessModel(model, tokenizer, 64, 16))
+
+
+@pytest.mark.usefixtures("only_own")
+def test_documents_that_a_task_shuffles_are_the_same_at_each_start(folder):
+    (folder / "shuffle.py").write_text(
+        "import random\n"
+        "def shuffled(docs):\n"
+        "    drawn = lambda row: {'choices': random.sample(row['choices'], 3)}\n"
+        "    return docs.map(drawn, load_from_cache_file=False)\n"
+    )
+    task = (folder / "piqa.yaml").read_text().replace("task: piqa", "task: shuffles")
+    (folder / "shuffles.yaml").write_text(
+        f"{task}process_docs: !function shuffle.shuffled\n"
+    )
+
+    starts = []
+    for seed in (1, 2):
+        random.seed(seed)
+        (task,) = load_harness_tasks(["shuffles"], [folder], None)
+        starts.append(list(task.loaded["tasks"]["shuffles"].eval_docs["choices"]))
+    assert starts[0] == starts[1]
 
 
 def test_an_unknown_name_is_compared_with_all_that_are_known(folder, monkeypatch):

@@ -177,6 +177,34 @@ def greedy(model: DualPathLM, tokens: torch.Tensor, config: Any) -> torch.Tensor
     return tokens
 
 
+def test_an_intervention_on_some_tokens_of_a_prompt_leaves_new_tokens_as_they_are(
+    exported,
+):
+    theirs = load(exported(model={})[1])
+    prompt = some_tokens(theirs.model)
+    mask = torch.zeros_like(prompt, dtype=torch.bool)
+    mask[:, 4:9] = True
+    change = {"intervention": {"gates": (1.0, 0.0)}}
+    settings = {
+        "attention_mask": torch.ones_like(prompt),
+        "max_new_tokens": 3,
+        "min_new_tokens": 3,
+        "do_sample": False,
+        "return_dict_in_generate": True,
+        "output_logits": True,
+    }
+    for cached in (True, False):
+        found = theirs.generate(
+            prompt, token_mask=mask, use_cache=cached, **change, **settings
+        )
+        for new, logits in enumerate(found.logits):
+            read = found.sequences[:, : LENGTH + new]
+            wanted = theirs(
+                read, token_mask=torch.nn.functional.pad(mask, (0, new)), **change
+            )
+            torch.testing.assert_close(logits, wanted.logits[:, -1], atol=1e-6, rtol=0)
+
+
 def test_states_losses_and_hooks(exported):
     run, folder = exported()
     ours, theirs = model_of(run), load(folder)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from dualpath_cli.data.tokenizer import Tokenizer
 from dualpath_cli.export.hf import pretrained as source
 from tests.export.conftest import (
     Exported,
@@ -192,6 +193,7 @@ def test_the_chat_template_and_the_tokens_around_texts_come_along(
     )
     bos, first, second = tokens.convert_ids_to_tokens([65, 70, 71])
     (folder / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    edit(folder / "tokenizer.json", post_processor=putting_first(bos, 65))
     edit(folder / "tokenizer_config.json", bos_token=bos)
     edit(folder / "generation_config.json", eos_token_id=[70, 71])
 
@@ -209,8 +211,23 @@ def test_the_chat_template_and_the_tokens_around_texts_come_along(
             [{"role": "user", "content": "a b"}], tokenize=False
         )
         assert (said, theirs.bos_token_id) == ("a b", 65)
+        # Whoever wants it puts it there.
+        assert theirs("a b").input_ids == Tokenizer.load(exported).encode("a b")
         ends = transformers.GenerationConfig.from_pretrained(exported).eos_token_id
         assert {70, 71} < {*ends}
+
+
+def putting_first(token: str, id: int) -> dict[str, Any]:
+    """What puts a token before each text, as in the tokenizer of Llama 3."""
+    text = {"Sequence": {"id": "A", "type_id": 0}}
+    first = {"SpecialToken": {"id": token, "type_id": 0}}
+    template = {
+        "type": "TemplateProcessing",
+        "single": [first, text],
+        "pair": [first, text, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {token: {"id": token, "ids": [id], "tokens": [token]}},
+    }
+    return {"type": "Sequence", "processors": [template]}
 
 
 OF_GGUF: list[tuple[str, Callable[[Any], object]]] = [

@@ -161,12 +161,23 @@ def _texts(
 
     texts[CARD] = model_card(run, settings, facts, weights.parameters, license)
     texts[VERSIONS] = json.dumps(facts, indent=2) + "\n"
-    for name in (RECIPE, TOKENIZER):
-        texts[name] = read_text(run.folder / name, PUT_BACK)
+    texts[RECIPE] = read_text(run.folder / RECIPE, PUT_BACK)
+    texts[TOKENIZER] = _tokenizer_text(run.folder / TOKENIZER)
     for name, rows in read_tables(run.folder, run.step).items():
         if rows:
             texts[name] = format_csv(rows)
     return texts
+
+
+def _tokenizer_text(path: Path) -> str:
+    """The tokenizer of a run, by which transformers adds no token to a text either."""
+    text = read_text(path, PUT_BACK)
+    definition = json.loads(text)
+    processor = definition.get("post_processor")
+    if processor is None or processor["type"] == "ByteLevel":
+        return text
+    # Others put tokens around a text, as that of Llama 3.
+    return _as_json({**definition, "post_processor": None})
 
 
 def _as_json(content: dict[str, Any]) -> str:

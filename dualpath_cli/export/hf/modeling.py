@@ -215,11 +215,14 @@ class DualPathModel(DualPathLM):
             past = DynamicCache()
         layers = None if past is None else _Past(past, self.config, input_ids)
 
+        length = input_ids.shape[1]
+        if token_mask is not None:
+            token_mask = token_mask[:, -length:]
         with self.autocast(input_ids.device):
             states = forward(
                 self,
                 input_ids,
-                attention_mask=_own_mask(attention_mask, input_ids.shape[1]),
+                attention_mask=_own_mask(attention_mask, length),
                 trace=trace,
                 cache=layers,
                 intervention=intervention,
@@ -350,6 +353,29 @@ class DualPathForCausalLM(PreTrainedModel, GenerationMixin):
     def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
         self.model.head = new_embeddings
 
+    def prepare_inputs_for_generation(
+        self,
+        input_ids: torch.Tensor,
+        inputs_embeds: torch.Tensor | None = None,  # `generate` looks for this name
+        token_mask: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """The arguments of a pass; a `token_mask` has no new token."""
+        inputs: dict[str, Any] = super().prepare_inputs_for_generation(
+            input_ids, inputs_embeds=inputs_embeds, **kwargs
+        )
+        if token_mask is None:
+            return inputs
+
+        tokens = inputs.get("input_ids")
+        if tokens is None:
+            tokens = inputs["inputs_embeds"]
+        past = inputs.get(CACHE)
+        before = 0 if past is None else past.get_seq_length()
+        new = before + tokens.shape[1] - token_mask.shape[1]
+        inputs["token_mask"] = nn.functional.pad(token_mask, (0, new))
+        return inputs
+
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         """Draws weights that no checkpoint gave, seeded by `torch.initial_seed`."""
@@ -391,11 +417,12 @@ class DualPathForCausalLM(PreTrainedModel, GenerationMixin):
         `attention_mask` (B, S) is 0 at padding, on either side; positions follow from
         it. `inputs_embeds` (B, T, D) replace the tokens' embeddings. `intervention` has
         fields of Intervention, such as ``{"loops": 2}`` or ``{"gates": (1.0, 0.0)}``;
-        `token_mask` (B, T) is True at the tokens that it changes, by default all.
-        `generate` takes both. `cache` is the name of `past_key_values` since
-        transformers 5.24. `output_hidden_states` gives the stream before each
-        application of a layer, and last after the final norm. `output_routing` gives
-        ``outputs.routing`` with the state after each loop; a forward hook on
+        `token_mask` (B, T) or (B, S) is True at the tokens that it changes, by default
+        all. `generate` takes both, with the mask of the prompt: new tokens then stay as
+        they are. `cache` is the name of `past_key_values` since transformers 5.24.
+        `output_hidden_states` gives the stream before each application of a layer, and
+        last after the final norm. `output_routing` gives ``outputs.routing`` with the
+        state after each loop; a forward hook on
         ``model.blocks[n].deep.sublayer`` sees these states, too.
 
         Raises ValueError for arguments without a meaning here, such as `position_ids`,

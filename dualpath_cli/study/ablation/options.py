@@ -34,6 +34,13 @@ GATES = {
 }
 """Constant (g_d, g_w), and their names in the paper (table `ablations`)."""
 
+TAKEN_BY = {
+    "loops": ("paper", "layers"),
+    "seeds": ("paper", "layers", "experts", "token-classes"),
+    "classes": ("token-classes",),
+}
+"""The suites that an option changes."""
+
 REPORT = "ablations.json"
 """The file with all results, in the folder of results."""
 DEPTH = "depth"
@@ -148,9 +155,15 @@ class Ablate(StudyOptions):
         return chosen, skipped
 
     def check(self, settings: Settings) -> None:
-        # Checked also where no suite takes these.
         parse_loops(self.loops)
         _parse_classes(self.classes)
+        for option, suites in TAKEN_BY.items():
+            is_given = getattr(self, option) != getattr(Ablate, option)
+            if is_given and set(suites).isdisjoint(self.suites):
+                raise UserError(
+                    f"--{option} has no effect on --suite {','.join(self.suites)}; "
+                    f"leave it out, or add --suite {' or '.join(suites)}"
+                )
 
         rows, skipped = self.rows(settings.model)
         if len(rows) == 1:  # the learned router

@@ -236,11 +236,13 @@ class Ablation(bench.Study[bench.Pass]):
         for suite in self._options.suites:
             # Tables begin with the learned router, but for those of differences.
             rows = [row for row in results if row.suite in (suite, BASELINE)]
+            if len(rows) == 1:
+                continue
             if suite in ("paper", "experts", "kv-slots", *SHORTER):
                 core_loops = _trained_core_loops(self._model)
                 table = source_table(title, rows, self._model.same_loops, core_loops)
                 tables.append(table)
-            elif suite == "layers" and len(rows) > 1:
+            elif suite == "layers":
                 is_dual = self._model.block_kinds[-1] == "dual"
                 tables.append(layer_table(title, rows[1:], is_dual))
             elif suite == "token-classes" and source_excesses:

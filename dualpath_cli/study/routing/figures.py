@@ -224,8 +224,9 @@ def part_of_speech_figure(
     if len(sources) > 1:
         summaries["mean of the sources"] = average
     maps = {name: summary.tag_means[0, tags] for name, summary in summaries.items()}
-    # All maps have the colours of the share that is furthest from one half.
-    reach = max(float(np.nanmax(np.abs(values - 0.5))) for values in maps.values())
+    # All maps have the colours of the share that is furthest from one half. A short
+    # source may know no tag.
+    reach = float(np.nanmax(np.abs(np.stack(list(maps.values())) - 0.5)))
 
     # Two or four maps stand in pairs, other numbers in rows of three.
     across = 2 if len(maps) in (2, 4) else min(3, len(maps))

@@ -587,12 +587,12 @@ def test_a_class_of_tokens_stands_against_as_many_random_ones(
 def test_what_makes_no_sense_for_a_loop_model_is_said(trained, capsys):
     run = trained(model={"block": "loop"}, run={"gates_every": 0})
     # Where nothing is tagged, no tagger is needed.
-    report, rows = ablate(
-        run, "--suite", "paper", "token-classes", "--tagger", "nowhere"
-    )
-    assert re.search(
-        r"left out gates.*: the model has no dual block", capsys.readouterr().out
-    )
+    suites = ("paper", "token-classes", "experts", "skip")
+    report, rows = ablate(run, "--suite", *suites, "--tagger", "nowhere")
+    printed = capsys.readouterr().out
+    assert re.search(r"left out gates.*: the model has no dual block", printed)
+    # A suite without a row has no table.
+    assert printed.count("│ learned ") == 1
     done = [row["intervention"] for row in rows]
     assert done == [name for name in NAMES if name.startswith(("learned", "K="))]
     assert set(NAMES) - set(done) < set(report["skipped"])

@@ -14,6 +14,7 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 from dualpath_cli.report.bootstrap import resample_weights
 from dualpath_cli.study.parts_of_speech import CLASSES, UPOS
 from dualpath_cli.study.routing import readouts
+from dualpath_cli.study.routing.figures import part_of_speech_figure
 from dualpath_cli.study.routing.readouts import READOUTS, RoutingSums, columns
 from dualpath_cli.study.routing.summary import Summary
 
@@ -197,6 +198,17 @@ def test_sources_weigh_the_same_however_long_they_are():
     noun = UPOS.index("NOUN")
     assert np.isnan(short.tag_means[0, noun]).all()
     np.testing.assert_array_equal(both.tag_means[:, noun], long.tag_means[:, noun])
+
+
+def test_a_source_that_knows_no_part_of_speech_leaves_the_colours_to_the_others():
+    noun = UPOS.index("NOUN")
+    long = summary_of()
+    long.tag_means[:, noun] = 0.3
+    sources = {"short": summary_of(), "long": long}
+    figure = part_of_speech_figure(sources, Summary.average(list(sources.values())))
+    assert figure is not None
+    ranges = {image.get_clim() for ax in figure.axes for image in ax.images}
+    assert ranges == {(0.3, 0.7)}
 
 
 def test_an_average_knows_no_more_than_its_shortest_source():
