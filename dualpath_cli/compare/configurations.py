@@ -75,8 +75,6 @@ class Configuration:
     rows: tuple[ScoreRow, ...]  # by set and seed; with --best lr at the best rate
     seconds_per_token: float  # of training, the median of the runs' medians
     active: int  # parameters that a token uses: all of them without experts
-    # mean over runs; near 1, further loops go unused
-    expected_loops: float | None = None
     all_runs: tuple[TrainedRun, ...] = ()  # by learning rate and seed
     best_rate: float | None = None  # with --best lr
     # with --best lr, why the best rate may lie outside of the tried ones
@@ -99,6 +97,13 @@ class Configuration:
         best = self.best_rate
         nearest = min(rates_of(self.all_runs), key=lambda rate: abs(log(rate / best)))
         return tuple(run for run in self.all_runs if run.rate == nearest)
+
+    @property
+    def expected_loops(self) -> float | None:
+        """The mean over runs; near 1, further loops go unused."""
+        logged = [run.expected_loops for run in self.runs]
+        known = [loops for loops in logged if loops is not None]
+        return fmean(known) if known else None
 
     @property
     def hours(self) -> float:
@@ -280,7 +285,6 @@ def _configuration(
         best_rate = rows[0].rate
         edge = edge_of(runs)
 
-    logged = [run.expected_loops for run in runs if run.expected_loops is not None]
     return Configuration(
         name,
         family,
@@ -299,7 +303,6 @@ def _configuration(
         rows=tuple(rows),
         seconds_per_token=median(1 / run.tokens_per_second for run in runs),
         active=count.active_parameters(model),
-        expected_loops=fmean(logged) if logged else None,
         all_runs=runs,
         best_rate=best_rate,
         edge=edge,

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from data_prep import encoding
+from data_prep.download import Unavailable
 from data_prep.input_files import InputFile
 from data_prep.piece_maker import PieceMaker
 from data_prep.pieces import PieceCounts
@@ -183,6 +184,31 @@ def test_a_continued_preparation_makes_nothing_again_and_remembers_faults(
     monkeypatch.setattr(PieceMaker, "make", again)
     (fault,) = prepare(asked).sources[0].faults
     assert "b.jsonl.gz: cannot be read" in fault
+
+
+def test_a_file_that_comes_after_chunks_were_written_is_in_the_data(
+    ask, out, tmp_path, monkeypatch
+):
+    (tmp_path / "texts").mkdir()
+    for number in range(3):
+        write_jsonl(tmp_path / "texts" / f"{number}.jsonl", many(9, start=9 * number))
+    asked = ask(tmp_path / "texts")
+
+    def missing(file: InputFile, on_received: OnRead) -> Path:
+        if file.name.endswith("1.jsonl"):
+            raise Unavailable("404 Not Found")
+        assert isinstance(file.origin, Path)
+        return file.origin
+
+    def killed(manifest: Manifest, folder: Path) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Manifest, "write", killed)
+        with pytest.raises(KeyboardInterrupt):
+            prepare(asked, fetch=missing)
+    assert not prepare(asked).sources[0].faults
+    assert Counter(texts_of(out)) == Counter(many(27))
 
 
 def test_a_weighted_mix_names_the_source_without_text(ask, tmp_path):
