@@ -391,22 +391,30 @@ def _progress(title: str, total: int, unit: str) -> Progress:
 
 
 def _why_nothing(settings: Preparation, pieces: Path, mixed: _Mixed) -> str:
-    """Returns why there is nothing to write.
+    """Returns why there is nothing to write: what became of the first source without
+    text.
 
-    It is the first source without text, with its first fault.
+    It is its first fault, where no document of it could be read.
     """
-    for number, (source, corpus, portion) in enumerate(
-        zip(settings.sources, mixed.encoded, mixed.portions, strict=True)
-    ):
-        if portion.pool.tokens:
-            continue
+    empty = (n for n, each in enumerate(mixed.portions) if not each.pool.tokens)
+    number = next(empty)
+    path = settings.sources[number].path
+    corpus = mixed.encoded[number]
 
-        rejected = (
-            records.first_reason(piece_path(pieces / str(number), *piece))
-            for piece, counts in zip(corpus.pieces, corpus.counts, strict=True)
-            if counts.rejected
+    if any(counts.documents for counts in corpus.counts):
+        numbers = mixed.portions[number].pool.numbers
+        held_out = int(numbers["held_out"].sum())
+        duplicates = int(numbers["exact"].sum() + numbers["near"].sum())
+        way_out = "lower --val-fraction" if held_out else "leave the source out"
+        return (
+            f"no document of {path} is left to write: {held_out:,} held out, "
+            f"{duplicates:,} duplicates; {way_out}"
         )
-        reason = next(chain(corpus.faults, rejected), None)
-        return f"no text in {source.path}" + (f": {reason}" if reason else "")
 
-    return "no text is left: all is held out or a duplicate; lower --val-fraction"
+    rejected = (
+        records.first_reason(piece_path(pieces / str(number), *piece))
+        for piece, counts in zip(corpus.pieces, corpus.counts, strict=True)
+        if counts.rejected
+    )
+    reason = next(chain(corpus.faults, rejected), None)
+    return f"no text in {path}" + (f": {reason}" if reason else "")

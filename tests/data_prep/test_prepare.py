@@ -226,6 +226,15 @@ def test_a_weighted_mix_names_the_source_without_text(ask, tmp_path):
     assert not (tmp_path / "out.partial").exists()
 
 
+def test_a_source_of_which_nothing_is_left_says_what_became_of_it(ask, tmp_path):
+    with pytest.raises(UserError, match=r"left to write: 3 held out, 1 dup.*; lower"):
+        prepare(ask(["hello", "", "a", "b", "a"], val_fraction=0.999999))
+    paths = [write_jsonl(tmp_path / f"{name}.jsonl", TEXTS) for name in "xy"]
+    twins = tuple(source(path.stem, path, weight=1) for path in paths)
+    with pytest.raises(UserError, match=r"y.jsonl is left .* 0 held .* 4 dup.*; leave"):
+        prepare(ask(twins))
+
+
 def test_reading_on_is_bounded_and_ends(ask, tmp_path):
     # A source that begins with the other one's texts yields nothing at first.
     both = many(150)
