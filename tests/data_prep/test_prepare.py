@@ -235,6 +235,19 @@ def test_a_source_of_which_nothing_is_left_says_what_became_of_it(ask, tmp_path)
         prepare(ask(twins))
 
 
+def test_a_share_that_ends_within_a_token_is_read_to_its_end(
+    ask, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(encoding, "PIECE_BYTES", 1)
+    texts = [f"{number:010}" for number in range(1000)]  # of 11 tokens with the end
+    sources = (
+        source("a", write_jsonl(tmp_path / "a.jsonl", texts[:500]), weight=0.03),
+        source("b", write_jsonl(tmp_path / "b.jsonl", texts[500:]), weight=0.97),
+    )
+    # 33.3 tokens of the first one: three documents are not enough.
+    assert prepare(ask(sources, tokens=1110)).tokens >= 1110
+
+
 def test_reading_on_is_bounded_and_ends(ask, tmp_path):
     # A source that begins with the other one's texts yields nothing at first.
     both = many(150)
