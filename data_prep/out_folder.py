@@ -1,6 +1,7 @@
 """The data folder: made in another one that can be continued, renamed when whole."""
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -34,6 +35,17 @@ def work_folder(out: Path, content: dict[str, Any], overwrite: bool) -> Iterator
         work.mkdir(exist_ok=True)
         _claim(work, out, content, overwrite)
         yield work
+
+
+def bytes_made(out: Path) -> int:
+    """Bytes that an unfinished preparation of OUT has on the disk."""
+    made = 0
+    for folder, _, names in os.walk(_partial(out.resolve())):
+        for name in names:
+            # Another process may be at work there.
+            with suppress(OSError):
+                made += os.path.getsize(os.path.join(folder, name))
+    return made
 
 
 def publish(folder: Path, work: Path, out: Path) -> None:
