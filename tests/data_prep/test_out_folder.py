@@ -44,6 +44,21 @@ def test_a_finished_request_is_recognised_until_something_about_it_changes(
         finished(ask(path), overwrite=False)
 
 
+def test_a_damaged_folder_is_made_again_when_it_may_be_replaced(ask, out, tmp_path):
+    asked = ask(TEXTS, val_fraction=0.5)
+    manifest = prepare(asked)
+    assert finished(asked, overwrite=True) == manifest
+    expected = contents(out)
+    assert {"tokenizer.json", "rejected.jsonl.zst", "val/a.jsonl"} < expected.keys()
+    for name in expected.keys() - {"manifest.json"}:
+        data = expected[name]
+        flipped = bytearray(data)
+        flipped[-1] ^= 1
+        (out / name).write_bytes(flipped)
+        assert prepare(asked, overwrite=True) == manifest
+        assert contents(out) == expected, name
+
+
 def test_a_strangers_file_in_a_data_folder_is_not_deleted(ask, out, tmp_path):
     prepare(ask(TEXTS))
     (out / "notes").mkdir()
