@@ -18,7 +18,9 @@ from dualpath_cli.base.errors import UserError
 from dualpath_cli.data.manifest import Manifest
 from dualpath_cli.data.rows import OnRead
 from dualpath_cli.data.tokenizer import Tokenizer
+from dualpath_cli.data.tokenizer_json import BYTE_OF_CHARACTER
 from tests.data.faulty_data import intact
+from tests.data.small_tokenizer import definition_with
 from tests.data_prep.conftest import (
     contents,
     prepare,
@@ -224,6 +226,15 @@ def test_a_weighted_mix_names_the_source_without_text(ask, tmp_path):
         prepare(asked)
     # Nothing is in the way of the corrected command.
     assert not (tmp_path / "out.partial").exists()
+
+
+def test_a_text_that_the_tokenizer_cannot_write_is_named_by_its_place(ask):
+    definition = definition_with([])
+    characters = {byte: character for character, byte in BYTE_OF_CHARACTER.items()}
+    del definition["model"]["vocab"][characters[4]]
+    asked = ask(["", "hello", "a\x04", "hello"], tokenizer=Tokenizer(definition))
+    with pytest.raises(UserError, match=r"a\.jsonl line 3: tokenizer .* byte 0x04"):
+        prepare(asked)
 
 
 def test_a_source_of_which_nothing_is_left_says_what_became_of_it(ask, tmp_path):
