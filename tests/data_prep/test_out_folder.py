@@ -13,7 +13,7 @@ from data_prep.prepare import finished
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.data.manifest import Manifest
 from tests.data.faulty_data import intact
-from tests.data_prep.conftest import contents, prepare, write_jsonl
+from tests.data_prep.conftest import contents, prepare, source, write_jsonl
 
 TEXTS = ["hello", "", "a <|endoftext|> in the text", "hello hello"]
 
@@ -128,17 +128,27 @@ def test_data_that_are_replaced_are_not_lost_at_a_kill_nor_is_a_folder_beside_th
 
 
 def test_unfinished_work_on_something_else_is_kept_unless_it_may_be_discarded(
-    ask, tmp_path, capsys
+    ask, large, tmp_path, capsys
 ):
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "hello"}\n{"text": 1}\n')
     with pytest.raises(UserError, match="line 2"):
         prepare(ask(path, strict=True))
-    other = ask(path, strict=True, seed=1)
-    with pytest.raises(
-        UserError, match=r"unfinished .*seed: 0 then, 1 now.*--overwrite"
-    ):
-        prepare(other)
+    others = {
+        "seed: 0 then, 1 now": ask(path, strict=True, seed=1),
+        "strict: True then, False now": ask(path),
+        r"sources\.0\.max_epochs: 1 then, 2 now": ask(
+            (source("a", path, max_epochs=2),), strict=True
+        ),
+        "the tokenizer has changed": ask(path, strict=True, tokenizer=large),
+    }
+    os.utime(path, (0, 0))
+    others["the files of 'a' have changed"] = ask(path, strict=True)
+    for difference, other in others.items():
+        with pytest.raises(
+            UserError, match=rf"unfinished .*\({difference}\); .*--overwrite"
+        ):
+            prepare(other)
     other = ask(path, seed=1)
     assert "removing" not in capsys.readouterr().err
     assert prepare(other, overwrite=True).settings["seed"] == 1
