@@ -77,8 +77,8 @@ class Prepare(Preparation):
     yes: bool = False
     """Allow downloads of more than 20 GB."""
     overwrite: bool = False
-    """Replace other data in OUT, and discard an unfinished preparation of other
-    data."""
+    """Replace other or damaged data in OUT, and discard an unfinished preparation of
+    other data."""
     given: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

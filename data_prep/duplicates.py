@@ -5,9 +5,9 @@ sorted by each of their keys; each range of keys is matched over all groups; and
 group's verdicts are settled by what was matched.
 
 An exact duplicate has the text of an earlier document. A near-duplicate shares a band
-of its MinHash signature with an earlier document, kept or not, and so many of its runs
-of words that their Jaccard index is high enough. So a verdict depends on earlier
-documents only.
+of its MinHash signature with earlier documents, kept or not, and so many runs of words
+with the first of them that their Jaccard index is high enough. So a verdict depends on
+earlier documents only.
 """
 
 import io

@@ -13,6 +13,7 @@ from rich.filesize import decimal
 from data_prep.corpora import TOKENS_PER_BYTE
 from data_prep.download import Downloads
 from data_prep.input_files import Corpus, InputFile, RemoteFile
+from data_prep.out_folder import bytes_made
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.output import say
 from dualpath_cli.data.rows import OnRead
@@ -35,8 +36,8 @@ def announce_downloads(
     """Prints the size of the download; returns how many files of each corpus are read.
 
     Both are estimates from the sizes of files. `wanted` are tokens of each corpus, None
-    for all. Raises UserError for more than the disk can hold, and for a large download
-    without `yes`.
+    for all. What an interrupted preparation has on the disk is not needed again. Raises
+    UserError for more than the disk can hold, and for a large download without `yes`.
     """
     counts = []
     download = 0
@@ -47,7 +48,8 @@ def announce_downloads(
         download += _bytes_to_download(files, downloads)
         tokens += _tokens_to_read(files, target)
 
-    disk = round(download + tokens * DISK_BYTES_PER_TOKEN)
+    data = tokens * DISK_BYTES_PER_TOKEN
+    disk = round(download + max(data - bytes_made(out), 0))
     free = _free_bytes(out)
     if download:
         say(

@@ -22,7 +22,7 @@ from dualpath_cli.data.manifest import (
 )
 from dualpath_cli.data.storage import is_remote, sha256_of
 from dualpath_cli.data.tokenizer import Tokenizer
-from dualpath_cli.data.verification import verify_chunks
+from dualpath_cli.data.verification import Verify, verify_chunks
 from dualpath_cli.report.console import plain_console
 from dualpath_cli.report.table import Column, Table, show
 
@@ -69,9 +69,7 @@ def inspect(options: Inspect) -> str:
 
     manifest = Manifest.read(folder)
     manifest.check_files(folder)
-    tokenizer = manifest.check_tokenizer(folder)
-    _check_files_beside(manifest, folder)
-    verify_chunks(folder, manifest, "always")
+    tokenizer = check_bytes(manifest, folder, "always")
 
     chunks = _MappedChunks(manifest, folder)
     contradiction = contradicts(manifest, chunks.borders)
@@ -87,12 +85,20 @@ def inspect(options: Inspect) -> str:
     return f"{folder}: intact: every byte is as it was prepared, and the counts add up"
 
 
-def _check_files_beside(manifest: Manifest, folder: Path) -> None:
+def check_bytes(manifest: Manifest, folder: Path, verify: Verify) -> Tokenizer:
+    """Returns the tokenizer of a folder whose files have the bytes of its manifest.
+
+    Raises UserError for the first file that differs.
+    """
+    tokenizer = manifest.check_tokenizer(folder)
     for file in manifest.beside:
         path = folder / file.name
         with explaining_read_errors(path):
             if sha256_of(path) != file.sha256:
                 raise UserError(f"{path}: changed since it was prepared; {AGAIN}")
+
+    verify_chunks(folder, manifest, verify)
+    return tokenizer
 
 
 class _MappedChunks:

@@ -194,7 +194,12 @@ def wanted_tokens(settings: Preparation) -> list[int | None]:
     if settings.tokens is None:
         return [None] * len(shares)
 
-    return [max(1, round(settings.tokens * share)) for share in shares]
+    return [max(1, _tokens_of(settings.tokens, share)) for share in shares]
+
+
+def _tokens_of(total: float, share: float) -> int:
+    """Rounds up, so that the sum over the sources is not below the whole."""
+    return math.ceil(total * share - 1e-6)
 
 
 def portions(settings: Preparation, pools: Sequence[Pool]) -> list[Portion]:
@@ -218,9 +223,7 @@ def portions(settings: Preparation, pools: Sequence[Pool]) -> list[Portion]:
 
     chosen = []
     for pool, share, tokens in zip(pools, shares, most, strict=True):
-        # Rounded up, so that the sum is not below the whole.
-        wanted = math.ceil(total * share - 1e-6)
-        chosen.append(_portion(pool, min(wanted, tokens)))
+        chosen.append(_portion(pool, min(_tokens_of(total, share), tokens)))
     return chosen
 
 

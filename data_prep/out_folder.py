@@ -1,6 +1,7 @@
 """The data folder: made in another one that can be continued, renamed when whole."""
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -34,6 +35,17 @@ def work_folder(out: Path, content: dict[str, Any], overwrite: bool) -> Iterator
         work.mkdir(exist_ok=True)
         _claim(work, out, content, overwrite)
         yield work
+
+
+def bytes_made(out: Path) -> int:
+    """Bytes that an unfinished preparation of OUT has on the disk."""
+    made = 0
+    for folder, _, names in os.walk(_partial(out.resolve())):
+        for name in names:
+            # Another process may be at work there.
+            with suppress(OSError):
+                made += os.path.getsize(os.path.join(folder, name))
+    return made
 
 
 def publish(folder: Path, work: Path, out: Path) -> None:
@@ -112,12 +124,34 @@ def _noted_content(path: Path) -> dict[str, Any] | None:
 
 
 def _difference(before: dict[str, Any], now: dict[str, Any]) -> str:
-    """Returns the first setting that differs."""
-    old, new = ({**content, **content["settings"]} for content in (before, now))
-    for key in new:
-        if key != "settings" and old.get(key) != new[key]:
-            return f"{key}: {old.get(key)!s:.60} then, {new[key]!s:.60} now"
-    return "other settings"
+    """Returns the first setting that differs, or else what was read and has changed."""
+    old = _leaves(before)
+    new = _leaves(now)
+    key = next(key for key in old | new if old.get(key) != new.get(key))
+
+    kind, _, name = key.partition(".")
+    changed = {
+        "files": f"the files of '{name}' have changed",
+        "tokenizer": "the tokenizer has changed",
+        "contamination": "the texts of --decontaminate have changed",
+        "pipeline": "another version of dualpath began it",
+    }
+    if kind in changed:
+        return changed[kind]
+    return f"{name or kind}: {old.get(key)!s:.60} then, {new.get(key)!s:.60} now"
+
+
+def _leaves(content: dict[str, Any] | list[Any], above: str = "") -> dict[str, Any]:
+    """The single values of nested mappings and lists, by their joined keys."""
+    pairs = content.items() if isinstance(content, dict) else enumerate(content)
+    leaves: dict[str, Any] = {}
+    for key, value in pairs:
+        name = f"{above}{key}"
+        if isinstance(value, dict | list):
+            leaves |= _leaves(value, f"{name}.")
+        else:
+            leaves[name] = value
+    return leaves
 
 
 def remove_leftovers(out: Path, content: dict[str, Any]) -> None:

@@ -55,7 +55,8 @@ class PieceMaker:
         """Writes a piece to `out` and, beside it, the rejected documents.
 
         `name` is the file's in records; `stored` are the bytes of the file that hold
-        the rows. Raises UserError for a row that cannot be read, where none may be.
+        the rows. Raises UserError for a row that cannot be read, where none may be,
+        and for a text that the tokenizer cannot write.
         """
         format = format_of(source.name, rows.kind, source.field)
         counts = PieceCounts(stored=stored)
@@ -95,7 +96,13 @@ class PieceMaker:
                 }
             )
 
-        tokens, ends = self._encode(texts)
+        try:
+            tokens, ends = self._encode(texts)
+        except UserError:
+            numbers = [document["number"] for document in documents]
+            self._name_fault(rows, numbers, texts)
+            raise
+
         # Before the piece, whose presence means both files.
         if rejected:
             _write_rejected(out.with_suffix(REJECTED), rejected)
@@ -127,6 +134,14 @@ class PieceMaker:
             last = end - 1
             tokens[last - len(document) : last] = document
         return tokens, ends
+
+    def _name_fault(self, rows: Rows, numbers: list[int], texts: list[str]) -> None:
+        """Raises UserError, with its place, for the first text with a fault."""
+        for number, text in zip(numbers, texts, strict=True):
+            try:
+                self._tokenizer.encode(text)
+            except UserError as error:
+                raise UserError(f"{rows.place(number)}: {error}") from None
 
     def _refusal(self, text: str) -> tuple[str, str]:
         """Returns the reason to leave a text out, and details.

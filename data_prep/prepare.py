@@ -19,6 +19,7 @@ from data_prep.duplicates import Judgement, count_tasks, judge, ranges_for
 from data_prep.encoding import Encoded, Encoder, Fetch, Job
 from data_prep.engine import Engine, share
 from data_prep.input_files import Corpus
+from data_prep.inspection import check_bytes
 from data_prep.mix import Pool, Portion, portions, wanted_tokens
 from data_prep.out_folder import (
     discard,
@@ -86,7 +87,8 @@ def _sha256(content: Any) -> str:
 def finished(request: Request, overwrite: bool) -> Manifest | None:
     """Returns the manifest of OUT where it already holds the requested data.
 
-    None where OUT is to be made. Raises UserError where OUT holds something else.
+    None where OUT is to be made: with `overwrite` also where a byte of it is damaged.
+    Raises UserError where OUT holds something else.
     """
     out = request.out
     if os.path.ismount(out):
@@ -105,7 +107,8 @@ def finished(request: Request, overwrite: bool) -> Manifest | None:
             return None
         raise
 
-    if manifest.request == request.digest:
+    is_requested = manifest.request == request.digest
+    if is_requested and not (overwrite and _is_damaged(manifest, out)):
         remove_leftovers(out.resolve(), request.content)
         return manifest
     if overwrite:
@@ -121,6 +124,14 @@ def finished(request: Request, overwrite: bool) -> Manifest | None:
         f"--out '{out}' holds other data ({manifest.summary}); choose another folder "
         "or add --overwrite"
     )
+
+
+def _is_damaged(manifest: Manifest, out: Path) -> bool:
+    try:
+        check_bytes(manifest, out, "first")
+    except UserError:
+        return True
+    return False
 
 
 def _check_is_data(out: Path) -> None:
@@ -391,22 +402,30 @@ def _progress(title: str, total: int, unit: str) -> Progress:
 
 
 def _why_nothing(settings: Preparation, pieces: Path, mixed: _Mixed) -> str:
-    """Returns why there is nothing to write.
+    """Returns why there is nothing to write: what became of the first source without
+    text.
 
-    It is the first source without text, with its first fault.
+    It is its first fault, where no document of it could be read.
     """
-    for number, (source, corpus, portion) in enumerate(
-        zip(settings.sources, mixed.encoded, mixed.portions, strict=True)
-    ):
-        if portion.pool.tokens:
-            continue
+    empty = (n for n, each in enumerate(mixed.portions) if not each.pool.tokens)
+    number = next(empty)
+    path = settings.sources[number].path
+    corpus = mixed.encoded[number]
 
-        rejected = (
-            records.first_reason(piece_path(pieces / str(number), *piece))
-            for piece, counts in zip(corpus.pieces, corpus.counts, strict=True)
-            if counts.rejected
+    if any(counts.documents for counts in corpus.counts):
+        numbers = mixed.portions[number].pool.numbers
+        held_out = int(numbers["held_out"].sum())
+        duplicates = int(numbers["exact"].sum() + numbers["near"].sum())
+        way_out = "lower --val-fraction" if held_out else "leave the source out"
+        return (
+            f"no document of {path} is left to write: {held_out:,} held out, "
+            f"{duplicates:,} duplicates; {way_out}"
         )
-        reason = next(chain(corpus.faults, rejected), None)
-        return f"no text in {source.path}" + (f": {reason}" if reason else "")
 
-    return "no text is left: all is held out or a duplicate; lower --val-fraction"
+    rejected = (
+        records.first_reason(piece_path(pieces / str(number), *piece))
+        for piece, counts in zip(corpus.pieces, corpus.counts, strict=True)
+        if counts.rejected
+    )
+    reason = next(chain(corpus.faults, rejected), None)
+    return f"no text in {path}" + (f": {reason}" if reason else "")

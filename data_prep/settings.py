@@ -94,9 +94,9 @@ class Preparation:
     """Tokens to write, e.g. 16M or 38.5B, end-of-text included; by default all. The
     document that reaches the number is the last one."""
     num_files: Size | None = None
-    """Files to take of each source that is downloaded, in the order of a hash of their
-    names. By default as many as --tokens needs; 1 of Nemotron-CC where neither is
-    given."""
+    """Files to take of each source that is downloaded: of Nemotron-CC in the order of a
+    hash of their names, of a dataset of the hub in that of their paths. By default as
+    many as --tokens needs; 1 of Nemotron-CC where neither is given."""
     seed: int = 0
     """Seed of the order of the documents."""
     duplicates: Duplicates = "exact"

@@ -130,12 +130,15 @@ def parse_source(spec: str) -> Source:
 def split_name(spec: str) -> tuple[str | None, str]:
     """Cuts `NAME=PATH` into its parts.
 
-    A path may hold an equals sign: quality=high/kind=actual.
+    A path may hold an equals sign: quality=high/kind=actual. Raises UserError without a
+    path.
     """
     name, equals, rest = spec.partition("=")
-    if equals and NAME.fullmatch(name) and not Path(spec).exists():
-        return name, os.path.expanduser(rest)
-    return None, spec
+    is_named = equals and NAME.fullmatch(name) and not Path(spec).exists()
+    path = os.path.expanduser(rest) if is_named else spec
+    if not path:  # as a Path it would be the working directory
+        raise UserError(f"source '{spec}' has no path; give {SOURCE_FORMATS}")
+    return name if is_named else None, path
 
 
 def source_files(source: Source) -> list[Path]:
@@ -156,7 +159,7 @@ def source_files(source: Source) -> list[Path]:
     if is_glob and suffixes(path)[0] == ".json":
         raise UserError(f"source '{path}': .json files are not read by a glob; {_JSON}")
 
-    is_folder = str(path) != "." and path.is_dir()
+    is_folder = path.is_dir()
     if is_folder:
         files, left_out = _files_of_folder(path)
     else:

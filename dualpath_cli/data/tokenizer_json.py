@@ -48,10 +48,17 @@ def lacking_bytes(definition: Definition) -> set[int]:
 def check_definition(definition: Definition, origin: str) -> None:
     """Raises UserError for a tokenizer that cannot write any text.
 
-    That every byte is a token, and the kind of the normaliser, do not show when a text
-    is encoded. NFC, which texts are in, passes. `origin` names the tokenizer.
+    That every byte is a token, the kind of the normaliser, and added tokens that take
+    the spaces beside them, do not show when a text is encoded. NFC, which texts are in,
+    passes. `origin` names the tokenizer.
     """
     model = definition["model"]
+    # Special ones are read as ordinary text.
+    greedy = [
+        token["content"]
+        for token in definition["added_tokens"]
+        if not token["special"] and (token["lstrip"] or token["rstrip"])
+    ]
     normalizer = definition.get("normalizer")
     if model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
         reason = "it marks parts of words"  # on which `tokenizers` may panic
@@ -59,6 +66,8 @@ def check_definition(definition: Definition, origin: str) -> None:
         reason = f"its vocabulary lacks {len(missing)} of the 256 bytes"
     elif normalizer is not None and normalizer.get("type") != "NFC":
         reason = f"its normaliser {normalizer.get('type')} changes the text"
+    elif greedy:
+        reason = f"its token '{greedy[0]}' takes the spaces beside it"
     else:
         return
 

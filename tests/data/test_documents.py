@@ -124,6 +124,17 @@ def test_a_pipe_is_not_read_as_a_source(tmp_path):
         parse_source(f"x={tmp_path}/a.jsonl")
 
 
+def test_the_working_directory_is_a_source_and_no_path_is_none(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "a.txt", ["a text"])
+    source = parse_source(".")
+    assert source.name == tmp_path.name
+    assert list(read_documents(source)) == ["a text"]
+    for spec in ("", "a="):
+        with pytest.raises(UserError, match=f"source '{spec}' has no path"):
+            parse_source(spec)
+
+
 @pytest.fixture
 def manual(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working directory, with texts of several formats."""

@@ -112,6 +112,13 @@ def _set(*path: str, to: object) -> Callable[[dict], None]:
     return change
 
 
+def _add_greedy(definition: dict) -> None:
+    id = max(definition["model"]["vocab"].values()) + 1
+    flags = dict.fromkeys(("special", "single_word", "rstrip", "normalized"), False)
+    token = {"id": id, "content": "<x>", "lstrip": True, **flags}
+    definition["added_tokens"].append(token)
+
+
 REFUSED = {
     "cannot be used": _set("model", "type", to="WordPiece"),
     "lacks 210 of the 256 bytes": _set("model", "vocab", to={"word": 0}),
@@ -122,6 +129,7 @@ REFUSED = {
         "!"
     ),
     "does not give back": _set("pre_tokenizer", "add_prefix_space", to=True),
+    "its token '<x>' takes the spaces beside it": _add_greedy,
     "no special token is known to end a text": _set("added_tokens", to=[]),
     "id 1000000000 is above": _set("added_tokens", 0, "id", to=10**9),
 }

@@ -21,7 +21,7 @@ from data_prep.download import Downloads
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.cli.main import main
 from dualpath_cli.data.manifest import Manifest
-from tests.data_prep.conftest import texts_of
+from tests.data_prep.conftest import contents, texts_of
 from tests.data_prep.web import Fault, Web
 
 ROOT = "contrib/Nemotron/Nemotron-CC/data-jsonl"
@@ -230,6 +230,25 @@ def test_much_to_download_is_asked_about_and_a_small_disk_noticed_first(
     assert not any(web.asked(path) for path in order)
     assert run("out", "--num-files", "3", "--yes") == 0
     assert len(texts_of(tmp_path / "out")) == 60
+
+
+def test_a_disk_that_an_interrupted_preparation_has_filled_is_enough_to_continue(
+    run, tmp_path, capsys, monkeypatch
+):
+    def killed(manifest: Manifest, folder: Path) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Manifest, "write", killed)
+        assert run("out") == 130
+    made = sum(map(len, contents(tmp_path / "out.partial").values()))
+    monkeypatch.setattr(fetching, "TOKENS_PER_BYTE", 1.0)
+    monkeypatch.setattr(fetching, "DISK_BYTES_PER_TOKEN", 1e9)
+    needed = round(corpora.FILE_BYTES * 1e9)
+    monkeypatch.setattr(fetching, "_free_bytes", lambda out: needed - made)
+    assert run("other") == 2
+    assert "are needed and" in capsys.readouterr().err
+    assert run("out") == 0
 
 
 # Datasets of the hub

@@ -13,7 +13,7 @@ from data_prep.prepare import finished
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.data.manifest import Manifest
 from tests.data.faulty_data import intact
-from tests.data_prep.conftest import contents, prepare, write_jsonl
+from tests.data_prep.conftest import contents, prepare, source, write_jsonl
 
 TEXTS = ["hello", "", "a <|endoftext|> in the text", "hello hello"]
 
@@ -42,6 +42,21 @@ def test_a_finished_request_is_recognised_until_something_about_it_changes(
     write_jsonl(path, [*TEXTS, "more"])
     with pytest.raises(UserError, match="holds other data"):
         finished(ask(path), overwrite=False)
+
+
+def test_a_damaged_folder_is_made_again_when_it_may_be_replaced(ask, out, tmp_path):
+    asked = ask(TEXTS, val_fraction=0.5)
+    manifest = prepare(asked)
+    assert finished(asked, overwrite=True) == manifest
+    expected = contents(out)
+    assert {"tokenizer.json", "rejected.jsonl.zst", "val/a.jsonl"} < expected.keys()
+    for name in expected.keys() - {"manifest.json"}:
+        data = expected[name]
+        flipped = bytearray(data)
+        flipped[-1] ^= 1
+        (out / name).write_bytes(flipped)
+        assert prepare(asked, overwrite=True) == manifest
+        assert contents(out) == expected, name
 
 
 def test_a_strangers_file_in_a_data_folder_is_not_deleted(ask, out, tmp_path):
@@ -113,17 +128,27 @@ def test_data_that_are_replaced_are_not_lost_at_a_kill_nor_is_a_folder_beside_th
 
 
 def test_unfinished_work_on_something_else_is_kept_unless_it_may_be_discarded(
-    ask, tmp_path, capsys
+    ask, large, tmp_path, capsys
 ):
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "hello"}\n{"text": 1}\n')
     with pytest.raises(UserError, match="line 2"):
         prepare(ask(path, strict=True))
-    other = ask(path, strict=True, seed=1)
-    with pytest.raises(
-        UserError, match=r"unfinished .*seed: 0 then, 1 now.*--overwrite"
-    ):
-        prepare(other)
+    others = {
+        "seed: 0 then, 1 now": ask(path, strict=True, seed=1),
+        "strict: True then, False now": ask(path),
+        r"sources\.0\.max_epochs: 1 then, 2 now": ask(
+            (source("a", path, max_epochs=2),), strict=True
+        ),
+        "the tokenizer has changed": ask(path, strict=True, tokenizer=large),
+    }
+    os.utime(path, (0, 0))
+    others["the files of 'a' have changed"] = ask(path, strict=True)
+    for difference, other in others.items():
+        with pytest.raises(
+            UserError, match=rf"unfinished .*\({difference}\); .*--overwrite"
+        ):
+            prepare(other)
     other = ask(path, seed=1)
     assert "removing" not in capsys.readouterr().err
     assert prepare(other, overwrite=True).settings["seed"] == 1

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from data_prep import encoding
+from data_prep.download import Unavailable
 from data_prep.input_files import InputFile
 from data_prep.piece_maker import PieceMaker
 from data_prep.pieces import PieceCounts
@@ -17,7 +18,9 @@ from dualpath_cli.base.errors import UserError
 from dualpath_cli.data.manifest import Manifest
 from dualpath_cli.data.rows import OnRead
 from dualpath_cli.data.tokenizer import Tokenizer
+from dualpath_cli.data.tokenizer_json import BYTE_OF_CHARACTER
 from tests.data.faulty_data import intact
+from tests.data.small_tokenizer import definition_with
 from tests.data_prep.conftest import (
     contents,
     prepare,
@@ -185,6 +188,31 @@ def test_a_continued_preparation_makes_nothing_again_and_remembers_faults(
     assert "b.jsonl.gz: cannot be read" in fault
 
 
+def test_a_file_that_comes_after_chunks_were_written_is_in_the_data(
+    ask, out, tmp_path, monkeypatch
+):
+    (tmp_path / "texts").mkdir()
+    for number in range(3):
+        write_jsonl(tmp_path / "texts" / f"{number}.jsonl", many(9, start=9 * number))
+    asked = ask(tmp_path / "texts")
+
+    def missing(file: InputFile, on_received: OnRead) -> Path:
+        if file.name.endswith("1.jsonl"):
+            raise Unavailable("404 Not Found")
+        assert isinstance(file.origin, Path)
+        return file.origin
+
+    def killed(manifest: Manifest, folder: Path) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Manifest, "write", killed)
+        with pytest.raises(KeyboardInterrupt):
+            prepare(asked, fetch=missing)
+    assert not prepare(asked).sources[0].faults
+    assert Counter(texts_of(out)) == Counter(many(27))
+
+
 def test_a_weighted_mix_names_the_source_without_text(ask, tmp_path):
     sources = (
         source("a", write_jsonl(tmp_path / "a.jsonl", TEXTS), weight=1),
@@ -198,6 +226,37 @@ def test_a_weighted_mix_names_the_source_without_text(ask, tmp_path):
         prepare(asked)
     # Nothing is in the way of the corrected command.
     assert not (tmp_path / "out.partial").exists()
+
+
+def test_a_text_that_the_tokenizer_cannot_write_is_named_by_its_place(ask):
+    definition = definition_with([])
+    characters = {byte: character for character, byte in BYTE_OF_CHARACTER.items()}
+    del definition["model"]["vocab"][characters[4]]
+    asked = ask(["", "hello", "a\x04", "hello"], tokenizer=Tokenizer(definition))
+    with pytest.raises(UserError, match=r"a\.jsonl line 3: tokenizer .* byte 0x04"):
+        prepare(asked)
+
+
+def test_a_source_of_which_nothing_is_left_says_what_became_of_it(ask, tmp_path):
+    with pytest.raises(UserError, match=r"left to write: 3 held out, 1 dup.*; lower"):
+        prepare(ask(["hello", "", "a", "b", "a"], val_fraction=0.999999))
+    paths = [write_jsonl(tmp_path / f"{name}.jsonl", TEXTS) for name in "xy"]
+    twins = tuple(source(path.stem, path, weight=1) for path in paths)
+    with pytest.raises(UserError, match=r"y.jsonl is left .* 0 held .* 4 dup.*; leave"):
+        prepare(ask(twins))
+
+
+def test_a_share_that_ends_within_a_token_is_read_to_its_end(
+    ask, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(encoding, "PIECE_BYTES", 1)
+    texts = [f"{number:010}" for number in range(1000)]  # of 11 tokens with the end
+    sources = (
+        source("a", write_jsonl(tmp_path / "a.jsonl", texts[:500]), weight=0.03),
+        source("b", write_jsonl(tmp_path / "b.jsonl", texts[500:]), weight=0.97),
+    )
+    # 33.3 tokens of the first one: three documents are not enough.
+    assert prepare(ask(sources, tokens=1110)).tokens >= 1110
 
 
 def test_reading_on_is_bounded_and_ends(ask, tmp_path):
