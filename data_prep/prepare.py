@@ -300,7 +300,8 @@ class _Preparation:
         dtype = token_type(tokenizer)
         plan = Plan(
             self.folder,
-            self.work / "shards",
+            # Its chunks are of these pieces: a file that was missing may have come.
+            self.work / "shards" / mixed.judgement.folder.name,
             dtype,
             settings.chunk_tokens,
             mixed.portions,
@@ -339,7 +340,7 @@ class _Preparation:
         return manifest
 
     def _write_chunks(self, plan: Plan) -> list[StoredFile]:
-        plan.journal.mkdir(exist_ok=True)
+        plan.journal.mkdir(parents=True, exist_ok=True)
         common = share(plan.journal, "plan", plan)
         tasks = [WriteChunk(common, number) for number in range(len(plan.lengths))]
 
