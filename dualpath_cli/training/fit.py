@@ -1,6 +1,7 @@
 """`dualpath fit`: trains to the token budget, from the newest checkpoint if there is
 one."""
 
+import shlex
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -218,6 +219,7 @@ def _conclude(session: Session[TrainingLaunch]) -> None:
             session.say(f"no curve: {error}")
 
     classes = option_of(session.launch.settings.model)
+    quoted = shlex.quote(str(folder))
     session.say(
-        f"run folder: {folder}\nnext: dualpath validate --ckpt-path {folder}{classes}"
+        f"run folder: {folder}\nnext: dualpath validate --ckpt-path {quoted}{classes}"
     )

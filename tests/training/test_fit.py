@@ -478,8 +478,11 @@ def test_a_run_that_a_callback_ends_before_its_first_row_has_a_curve(
     fit, capsys, caplog
 ):
     callbacks = [{"class_path": f"{__name__}.EndsAtOnce"}, {"class_path": SUMMARY}]
-    run = fit(run={"log_every": 2}, trainer={"callbacks": callbacks})
-    assert "ended at step 1 by a callback\n" in capsys.readouterr().out
+    changes = {"log_every": 2, "name": "of one step"}
+    run = fit(run=changes, trainer={"callbacks": callbacks})
+    said = capsys.readouterr().out
+    assert "ended at step 1 by a callback\n" in said
+    assert f"next: dualpath validate --ckpt-path '{run}'" in said
     assert curve.draw(run).exists()
     assert find_run(str(run)).step == 1
     assert "DualPathLM" in caplog.text, "a summary that was asked for is printed"
