@@ -97,8 +97,8 @@ def _claim(work: Path, out: Path, content: dict[str, Any], overwrite: bool) -> N
 
     if before is not None and not overwrite:
         raise UserError(
-            f"'{work}' holds an unfinished preparation with other settings "
-            f"({_difference(before, content)}); finish it with those, or discard it "
+            f"'{work}' holds an unfinished preparation of other data "
+            f"({_difference(before, content)}); finish it as it was begun, or discard it "
             "with --overwrite"
         )
 
