@@ -98,8 +98,8 @@ def _claim(work: Path, out: Path, content: dict[str, Any], overwrite: bool) -> N
     if before is not None and not overwrite:
         raise UserError(
             f"'{work}' holds an unfinished preparation of other data "
-            f"({_difference(before, content)}); finish it as it was begun, or discard it "
-            "with --overwrite"
+            f"({_difference(before, content)}); finish it as it was begun, or "
+            "discard it with --overwrite"
         )
 
     others = files - {note}
