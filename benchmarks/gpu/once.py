@@ -34,12 +34,16 @@ from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.files import write_text
 from dualpath_cli.base.output import one_line
 
+SAMPLE = "fit: sample"
+"""The cell that prepares data."""
+READERS = ("fit: fit", "correct: fit *", "same: *", "small: *")
+"""Patterns of the cells that train on that data."""
 PHASES: list[tuple[float, float, dict[str, Cell]]] = [
     (
         215,
         60,
         {
-            "fit: sample": step.sample,
+            SAMPLE: step.sample,
             "ceilings: measured": step.ceilings,
             f"step: {MAIN}": partial(step.step, recipe=MAIN),
             "step: f80m_wide": partial(step.step, recipe="f80m_wide"),
@@ -242,15 +246,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
 
 
+def cells_like(patterns: Sequence[str]) -> list[str]:
+    """Names of the cells that match a pattern, with SAMPLE if they read its data."""
+    names = {
+        name for name in CELLS if any(fnmatch(name, pattern) for pattern in patterns)
+    }
+    if any(fnmatch(name, reader) for name in names for reader in READERS):
+        names.add(SAMPLE)
+    return [name for name in CELLS if name in names]
+
+
 def run(given: argparse.Namespace) -> int:
     """Runs all phases; 1 if a cell has failed or gave something wrong."""
     if not torch.cuda.is_available() and not given.rehearse:
         raise UserError(
             "torch sees no CUDA GPU; --rehearse runs everything tiny on the CPU"
         )
-    chosen = [
-        name for name in CELLS if any(fnmatch(name, pattern) for pattern in given.only)
-    ]
+    chosen = cells_like(given.only)
     if not chosen:
         raise UserError(
             f"no cell is like {' or '.join(given.only)}; cells are {', '.join(CELLS)}"

@@ -13,8 +13,8 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from dualpath_cli.kernels.blockwise_attention import AMX, blockwise_attention
 
 Mask = torch.Tensor | BlockMask
-"""The keys that each query may look at: blocks for FlexAttention, or bool (B, 1, T,
-S)."""
+"""The keys that each query may look at: blocks for FlexAttention, or bool (B, 1, T, S),
+or (1, 1, T, S) for all sequences."""
 
 BY_BLOCKS = range(64, 1536 if AMX else 2**31)
 """Numbers of positions for which attention by blocks beats PyTorch's CPU kernel."""
@@ -94,7 +94,7 @@ def _attend_by_blocks(
     v_BTHN: torch.Tensor,
     mask: torch.Tensor | None,
 ) -> torch.Tensor:
-    _, _, H, N = q_BTHN.shape
+    B, _, H, N = q_BTHN.shape
     shared = H // k_BTHN.shape[2]
     if shared > 1:
         k_BTHN = k_BTHN.repeat_interleave(shared, dim=2)
@@ -108,7 +108,7 @@ def _attend_by_blocks(
 
     seen_BTT = None
     if mask is not None:
-        seen_BTT = mask[:, 0]
+        seen_BTT = mask[:, 0].expand(B, -1, -1)
     return blockwise_attention(q_BTHN, k_BTHN, v_BTHN, seen_BTT)
 
 

@@ -87,9 +87,9 @@ def rope_at(config: ModelConfig, places: torch.Tensor, like: torch.Tensor) -> Ro
     """Returns the tables for positions (T,) or (B, T), on the device of `like`.
 
     Angles are computed in float64 and the tables hold float32, or float64 beside a
-    float64 model. Each forward pass computes the tables anew (64 numbers a position): a
-    buffer would have to survive meta-device construction, sharding and checkpoints,
-    without a gain.
+    float64 model. Each forward pass computes the tables anew (1.5 N numbers a
+    position): a buffer would have to survive meta-device construction, sharding and
+    checkpoints, without a gain.
     """
     N = config.head_dim
     exponents_M = torch.arange(0, N, 2, dtype=torch.float64, device=like.device)

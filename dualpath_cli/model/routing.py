@@ -32,13 +32,16 @@ class LayerTrace:
     """Cosine of each step's update h_k - h_{k-1} and the previous step's update, (B, T,
     K); nan at k = 1, the first step; 0 where either update is zero."""
     loops_run: int | None = None
-    """Steps that were run: fewer than K where every token of the batch had halted."""
+    """Steps that were run: fewer than K where every token of the batch had halted, or
+    the state was held."""
     steps_taken: torch.Tensor | None = None
-    """Steps that each token took, (B, T): K, unless it halted or skipped the path."""
+    """Steps that each token took, (B, T): K, unless it halted or skipped the path, or
+    the state was held."""
     wide_taken: torch.Tensor | None = None
     """Whether each token took the wide path, (B, T)."""
     experts: torch.Tensor | None = None
-    """The experts of the wide path that each token took, from 0, (B, T, C)."""
+    """The experts of the wide path that each token took, from 0, (B, T, C); None where
+    tokens may skip the path."""
     expert_weights: torch.Tensor | None = None
     """Weights of these experts in the wide path's output, (B, T, C); sum to 1."""
     update_deep: torch.Tensor | None = None

@@ -310,7 +310,10 @@ class Intervention:
             if problem:
                 return problem
 
-        routes_steps = config.routes_steps and kinds != {"wide"}
+        layers = [config.layers[number] for number in numbers]
+        routes_steps = any(
+            layer.routes_steps for layer in layers if layer.block != "wide"
+        )
         routes_core = config.routes_core and set(core).issubset(numbers)
         if self.halting is not None and not (routes_steps or routes_core):
             return (

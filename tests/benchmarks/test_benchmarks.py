@@ -108,6 +108,12 @@ def test_processes_run_cells_and_leave_two_files(tmp_path, monkeypatch):
     assert {"git_commit", "date", "machine"} < found["conditions"].keys()
 
 
+@pytest.mark.parametrize("cell", ["fit: fit", "correct: fit wide", "same: repeats"])
+def test_cells_that_train_have_their_data_prepared_first(cell):
+    assert once.cells_like([cell]) == ["fit: sample", cell]
+    assert once.cells_like(["correct: wide"]) == ["correct: wide"]
+
+
 MEASURED: dict[str, Rows] = {
     "ceilings": {"measured": {"bf16 products, TFLOP/s": 798.4, "copies, TB/s": 3.0123}},
     "step": {

@@ -150,6 +150,12 @@ def test_bf16_on_the_cpu_is_attended_by_blocks_with_shared_keys_too(
     assert exact.dtype == torch.float64
     assert difference(narrow.double(), exact) <= 0.02  # measured: 0.004 to 0.009
 
+    # One mask for all sequences, which are not all in one group.
+    monkeypatch.setattr(by_blocks, "WEIGHTS", 1)
+    mask = torch.ones(1, 1, 140, 140, dtype=torch.bool).tril()
+    masked = attend(q, k, v.bfloat16(), mask)
+    assert difference(masked.double(), exact) <= 0.02
+
 
 # Rotation and norm of heads, beside the equations in float64 number by number
 

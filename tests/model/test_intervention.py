@@ -116,6 +116,11 @@ HALTING = Intervention(halting=0.1)
         ),
         ({"loops": 1}, HALTING, "the model has no router"),
         (
+            {"loops": [1, 3]},
+            Intervention(halting=0.1, layers=(0,)),
+            "that part of the model has no router",
+        ),
+        (
             {},
             Intervention(loops=1, layers=(0, 2)),
             "the model has no layer 2: they go up to 1",
