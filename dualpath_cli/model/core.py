@@ -10,7 +10,7 @@ F is the core's layers one after the other, and e the state before them. W is 0 
 start of training. Nothing is injected before the first repetition, so that a core with
 R = 1 is its layers. A core of one wide layer is the deep path of a loop block (Eq. 2).
 
-Shapes: B batch, T positions, D model width, R repetitions.
+Shapes: B batch, T positions, D model width, C = 2 D, R repetitions.
 """
 
 from collections.abc import Sequence
@@ -71,7 +71,9 @@ class Core(nn.Module):
         if self.config.injection == "add":
             return x_BTD + e_BTD
 
-        joined_BTD = self.injection(torch.cat((x_BTD, e_BTD), dim=-1))
+        # Without autocast a bf16 stream has another type than the weights.
+        both_BTC = torch.cat((x_BTD, e_BTD), dim=-1)
+        joined_BTD = self.injection(both_BTC.to(self.injection.weight.dtype))
         return x_BTD + joined_BTD.to(x_BTD.dtype)
 
     def step_indices(self, forced: int | None = None) -> list[float]:

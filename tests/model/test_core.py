@@ -164,15 +164,17 @@ def test_what_a_core_does_not_have_cannot_be_overridden(changes, intervention, r
     assert intervention.problem(small(**changes)).startswith(reason)
 
 
-def test_a_bfloat16_stream_stays_one_behind_a_routed_core():
+@pytest.mark.parametrize("autocast", [True, False])
+def test_a_bfloat16_stream_stays_one_behind_a_routed_core(autocast):
     config = small(
         n_layers=3,
         core=[0, 1],
         core_loops=2,
+        injection="linear",
         core_combination="router",
         residual_dtype="bfloat16",
     )
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         seen = streams(DualPathLM(config, seed=0), TOKENS)
     assert len(seen) == 5
     assert all(x.dtype == y.dtype == torch.bfloat16 for x, y in seen)
