@@ -1,8 +1,8 @@
 """Rotary positions of queries and keys, with or without the RMSNorm of heads.
 
 Half-split: channel i of a head rotates together with channel i + N/2. The halves are a
-separate dimension, which torch.compile reads in place; splitting and joining them would
-take several times the loads (docs/benchmarks/speed.md).
+separate dimension, which torch.compile reads in place, without splitting and joining
+them.
 
 Shapes: B batch, T positions, H heads, N head size, M = N/2.
 """
