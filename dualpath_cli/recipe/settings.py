@@ -393,7 +393,7 @@ class TrainerSettings:
     accelerator: Literal["auto", "cpu", "cuda", "gpu"] = key("auto", free=True)
     """The kind of device: auto is a CUDA GPU where there is one, else the CPU."""
     devices: int | list[int] | Literal["auto"] = key("auto", range=(-1, 999), free=True)
-    """The devices of a node, as a number or a list; auto and -1 are all."""
+    """The devices of a node, as a number or a list; auto and, of GPUs, -1 are all."""
     num_nodes: int = key(1, range=(1, 10**5), free=True)
     """The number of nodes."""
     strategy: Literal["auto", "single", "ddp", "fsdp", "hsdp"] = key("auto", free=True)
