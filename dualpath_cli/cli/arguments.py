@@ -148,10 +148,11 @@ def _check_whole(option: str, value: str, parser: Parser) -> None:
             "'{path: FILE, field: KEY}'"
         )
     # jsonargparse would take `--optim.betas.0=0.8` for the list [0, 0.8].
-    is_option = option.startswith("--")
-    whole = parser.whole_of(option.removeprefix("--")) if is_option else ""
-    if whole:
-        raise UserError(f"{option}={value}: {whole}")
+    name = option.removeprefix("--")
+    if option.startswith("--") and name not in parser.options():
+        whole = parser.whole_of(name)
+        if whole:
+            raise UserError(f"{option}={value}: {whole}")
 
 
 def read_arguments(command: Command, given: Sequence[str]) -> Arguments:
@@ -217,8 +218,14 @@ def _with_value(
     `nargs` are argparse's numbers of values.
     """
     option, equals, value = argument.partition("=")
-    option = _spelled(option, names)
     has_value = bool(equals)
+
+    # A dash is an underscore, but not in the name of a mapping's entry.
+    section, dot, below = option.partition(".")
+    key, *entry = below.split(".")
+    name = f"{section}{dot}{key}".lstrip("-").replace("-", "_")
+    if name in names:
+        option = ".".join([names[name], *entry])
 
     # An entry of a mapping in the recipe is no option of the parser.
     is_long = option.startswith("--")
@@ -251,17 +258,6 @@ def _with_value(
     if is_section and isfile(value):
         value = _section_in_file(option, value)
     return f"{option}={value}" if has_value else option
-
-
-def _spelled(option: str, names: Mapping[str, str]) -> str:
-    """An option as the parser writes it; the name of a mapping's entry stays as it
-    is."""
-    section, dot, rest = option.partition(".")
-    key, *entry = rest.split(".")
-    name = f"{section}{dot}{key}".lstrip("-").replace("-", "_")
-    if name not in names:
-        return option
-    return ".".join([names[name], *entry])
 
 
 def _section_in_file(option: str, path: str) -> str:

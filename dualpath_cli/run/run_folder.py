@@ -81,18 +81,9 @@ def step_of(checkpoint: Path) -> int:
     return int(path.name.removeprefix("step-"))
 
 
-def newest_checkpoint(folder: Path) -> Path | None:
-    """The newest whole checkpoint of a run folder, or None; names damaged ones that it
-    passes over."""
-    checkpoint, faults = newest_and_faults(folder)
-    if faults and is_first_rank():
-        say("\n".join(f"passed over {line}" for line in faults))
-    return checkpoint
-
-
-def newest_and_faults(folder: Path) -> tuple[Path | None, list[str]]:
-    """The newest whole checkpoint of a run folder, or None, and the faults of newer
-    ones.
+def newest_checkpoint(folder: Path, name_faults: bool = True) -> Path | None:
+    """The newest whole checkpoint of a run folder, or None; says which damaged ones it
+    passes over, if `name_faults`.
 
     The newest one is `last`, or the highest step in a copy without symbolic links.
     Damage is found by sizes here; hashes are compared when a checkpoint is loaded.
@@ -106,7 +97,9 @@ def newest_and_faults(folder: Path) -> tuple[Path | None, list[str]]:
     for checkpoint in reversed(order):
         fault = fault_of(checkpoint)
         if fault is None:
-            return checkpoint, faults
+            if faults and name_faults and is_first_rank():
+                say("\n".join(f"passed over {line}" for line in faults))
+            return checkpoint
         faults.append(f"{checkpoint}: {fault}")
 
     if faults:
@@ -114,7 +107,7 @@ def newest_and_faults(folder: Path) -> tuple[Path | None, list[str]]:
             f"'{folder}' has no whole checkpoint: {faults[0]}; put one back, or remove "
             "the folder and train the run again"
         )
-    return None, faults
+    return None
 
 
 def complete_checkpoints(folder: Path) -> list[Path]:

@@ -3,8 +3,7 @@ one."""
 
 import shlex
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 from dualpath_cli.base.errors import UserError
@@ -21,7 +20,7 @@ from dualpath_cli.run.run_folder import (
     TOKENIZER,
     WENT_WRONG,
     check_same_facts,
-    newest_and_faults,
+    newest_checkpoint,
     write_start,
 )
 from dualpath_cli.spec.own_checks import hashes, keep_sources, option_of
@@ -66,44 +65,40 @@ def fit(session: Session[TrainingLaunch]) -> None:
     way_out = "wait until it ends, or give this run a name (--run.name NAME)"
     lock = exclusive(launch.folder / FIT, launch.folder, way_out)
     with lock if trainer.is_global_zero else nullcontext():
-        if launch.step is not None and launch.step >= run.steps:
-            _validate_last_step(session, launch.step)
-        else:
+        lacks_validation = launch.step is not None and launch.step >= run.steps
+        if not lacks_validation:
             _begin_folder(session, same)
             if not launched:
                 session.module.graph = graph_of(session.module, parts=accumulate)
-            _train(session)
+        try:
+            if lacks_validation:
+                _validate_last_step(session)
+            else:
+                _train(session)
+        except BaseException as error:
+            ending = ending_of(session, error)
+            if ending is None:
+                raise
+            raise ending from error
         _conclude(session)
 
 
-@contextmanager
-def _told_endings(session: Session[TrainingLaunch]) -> Iterator[None]:
-    """Within it, an early end raises the error with its message for the user."""
-    try:
-        yield
-    except BaseException as error:
-        ending = ending_of(session, error)
-        if ending is None:
-            raise
-        raise ending from error
-
-
-def _validate_last_step(session: Session[TrainingLaunch], step: int) -> None:
+def _validate_last_step(session: Session[TrainingLaunch]) -> None:
     """Validates a run that has made all its steps, and lacks only this."""
+    launch = session.launch
+    assert launch.step is not None
     if session.trainer.is_global_zero:
-        begin_wandb(session.trainer, session.launch.folder)
+        begin_wandb(session.trainer, launch.folder)
     for callback in session.trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, MetricsLog):
-            callback.step = step
+            callback.step = launch.step
 
-    path = str(session.launch.checkpoint)
-    with _told_endings(session):
-        session.trainer.validate(
-            session.module,
-            datamodule=session.datamodule,
-            ckpt_path=path,
-            verbose=False,
-        )
+    session.trainer.validate(
+        session.module,
+        datamodule=session.datamodule,
+        ckpt_path=str(launch.checkpoint),
+        verbose=False,
+    )
 
 
 def _begin_folder(session: Session[TrainingLaunch], same: dict[str, str]) -> None:
@@ -113,7 +108,7 @@ def _begin_folder(session: Session[TrainingLaunch], same: dict[str, str]) -> Non
     folder = launch.folder
     checkpoint = launch.checkpoint
     # Another fit may have begun this run, or gone on, since the folder was read.
-    newest, _ = newest_and_faults(folder)
+    newest = newest_checkpoint(folder, name_faults=False)
     removed = checkpoint is not None and not checkpoint.exists()
     own = None if launch.trunk is not None else checkpoint
     goes_back = own is not None and launch.step == launch.taken_back
@@ -181,7 +176,7 @@ def _facts(session: Session[TrainingLaunch], model: dict[str, Any]) -> dict[str,
 
 
 def _train(session: Session[TrainingLaunch]) -> None:
-    """Trains to the last step; an early end raises the error with its message."""
+    """Trains to the last step."""
     launch = session.launch
     trainer = session.trainer
     # In steps. Without an interval only the last one is validated.
@@ -191,8 +186,7 @@ def _train(session: Session[TrainingLaunch]) -> None:
     trainer.check_val_every_n_epoch = None
 
     path = None if launch.checkpoint is None else str(launch.checkpoint)
-    with _told_endings(session):
-        trainer.fit(session.module, datamodule=session.datamodule, ckpt_path=path)
+    trainer.fit(session.module, datamodule=session.datamodule, ckpt_path=path)
 
 
 def _conclude(session: Session[TrainingLaunch]) -> None:

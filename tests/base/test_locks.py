@@ -134,7 +134,7 @@ def test_a_fit_that_read_the_folder_before_another_ended_repeats_none_of_its_ste
     read = run / "checkpoints" / "step-00000004"
     monkeypatch.setattr(launch, "newest_checkpoint", lambda folder: read)
     said = refused()
-    assert f"{run} was just written by another fit; give the command again" in said
+    assert f"{run} was just written by another fit; run the command again" in said
     assert sorted(run.glob("checkpoints/*")) == before
 
 

@@ -94,7 +94,7 @@ def test_a_damped_core_is_the_layers_run_again_with_smaller_updates(
     said = output_of(
         "retrofit", "--pretrained", folder, "--out", tmp_path / "out", *words
     )
-    assert "with one repetition off" in said
+    assert "logits with one repetition differ from those" in said
 
     theirs = load(folder).model
     position_ids = torch.arange(TOKENS.shape[1])[None]

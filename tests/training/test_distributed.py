@@ -30,7 +30,7 @@ from dualpath_cli.recipe.recipes import merge
 from dualpath_cli.run.run_folder import newest_checkpoint, read_recipe
 from dualpath_cli.run.weights import load_weights
 from dualpath_cli.spec.config import ModelConfig
-from dualpath_cli.training import internals, launch
+from dualpath_cli.training import fit, internals, launch
 from dualpath_cli.training import ranks as joining
 from dualpath_cli.training.module import DualPathModule
 from dualpath_cli.training.parallel import build_model
@@ -243,8 +243,12 @@ def test_where_the_first_ranks_stopped_within_a_validation_the_others_make_it(
 
 def see_an_older_checkpoint() -> None:
     """Has the second rank find step 3, as where a file system shows files late."""
+
+    def older(run: Path, name_faults: bool = True) -> Path:
+        return run / "checkpoints" / "step-00000003"
+
     if os.environ["LOCAL_RANK"] == "1":
-        launch.newest_checkpoint = lambda run: run / "checkpoints" / "step-00000003"
+        launch.newest_checkpoint = fit.newest_checkpoint = older
 
 
 def test_ranks_that_see_different_checkpoints_train_no_step(runs):
