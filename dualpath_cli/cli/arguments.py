@@ -247,8 +247,8 @@ def _with_value(
                 rest.append(option)
 
     # An unknown key is refused as such, with or without a value.
-    key = ".".join(option.split(".")[:2])
-    lacks_value = takes_one and not has_value and key in nargs
+    of_parser = ".".join(option.split(".")[:2])
+    lacks_value = takes_one and not has_value and of_parser in nargs
     ends_options = is_long and value == "--"
     if lacks_value or ends_options:
         raise UserError(f"{option} needs a value")

@@ -2,6 +2,7 @@
 at once."""
 
 import json
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import PurePath
@@ -34,6 +35,13 @@ _SOME_KEPT = OnlyWith(
     "run.keep",
     otherwise="under run.keep=0, which keeps all checkpoints; leave one of them out",
 )
+
+
+def _check_named(mapping: str, what: str, name: str, known: Collection[str]) -> None:
+    """Raises ValueError for an entry of a mapping that has none of the known names."""
+    if name not in known:
+        hint = did_you_mean(name, known) or f"; there are {', '.join(known)}"
+        raise ValueError(f"{mapping} has no {what} '{name:.60}'{hint}")
 
 
 @dataclass(frozen=True)
@@ -123,11 +131,7 @@ class OptimSettings:
     def __post_init__(self) -> None:
         check_ranges(self, ranges_of(OptimSettings))
         for kind, factor in self.lr_scale.items():
-            if kind not in GROUP_OF:
-                hint = did_you_mean(kind, GROUP_OF)
-                if not hint:
-                    hint = f"; there are {', '.join(GROUP_OF)}"
-                raise ValueError(f"lr_scale has no kind '{kind:.60}'{hint}")
+            _check_named("lr_scale", "kind", kind, GROUP_OF)
             check_range(f"lr_scale.{kind}", factor, (0, 1000))
 
 
@@ -438,11 +442,7 @@ class TrainerSettings:
         check_ranges(self, ranges_of(TrainerSettings))
         if isinstance(self.max_time, dict):
             for unit, number in self.max_time.items():
-                if unit not in _UNITS_OF_TIME:
-                    hint = did_you_mean(unit, _UNITS_OF_TIME)
-                    if not hint:
-                        hint = f"; there are {', '.join(_UNITS_OF_TIME)}"
-                    raise ValueError(f"max_time has no unit '{unit:.60}'{hint}")
+                _check_named("max_time", "unit", unit, _UNITS_OF_TIME)
                 check_range(f"max_time.{unit}", number, (0, 10**8))
 
         one_device = self.num_nodes == 1 and self.devices in ("auto", 1, -1)
