@@ -10,6 +10,7 @@ import numpy as np
 from dualpath_cli.compare.configurations import (
     Configuration,
     Group,
+    partition,
     rates_of,
     scores_by_rate,
 )
@@ -91,6 +92,19 @@ class Difference:
         if not significant:
             return "undecided"
         return word if after_correction else f"{word}, uncorrected; undecided among all"
+
+
+def pair_of(row: Difference) -> str:
+    return f"{row.configuration} minus {row.baseline}"
+
+
+def shown_together(rows: Sequence[Difference]) -> list[list[Difference]]:
+    """The rows of each table: those of a group against one baseline, or its pairs."""
+    return list(
+        partition(
+            rows, lambda row: (row.group, "" if row.order else row.baseline)
+        ).values()
+    )
 
 
 def differences_of(

@@ -1,11 +1,12 @@
 """The figures of a comparison, with families by colour and K by marker.
 
-Quality against parameters, as in the paper's figure; loss against tokens and measured
-time.
+Quality against parameters, as in the paper's figure; differences with their intervals;
+loss against tokens and measured time.
 """
 
 from collections.abc import Sequence
 from itertools import cycle
+from math import isfinite
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -21,6 +22,7 @@ from dualpath_cli.compare.configurations import (
     Group,
     partition,
 )
+from dualpath_cli.compare.differences import Difference, pair_of, shown_together
 from dualpath_cli.compare.runs import AGGREGATE
 from dualpath_cli.report.bootstrap import Floats
 from dualpath_cli.report.figures import FAMILY_COLORS, MUTED, panels, plain, shades
@@ -45,12 +47,22 @@ def captions(groups: Sequence[Group]) -> dict[str, str]:
         "quality": (
             "Bits per byte against parameters; lower and further left is better."
         ),
+        "differences": (
+            "Differences in bits per byte, left of 0 is better: thin bars are 95 % "
+            "intervals, thick ones 90 %; open marks have no test. A margin is grey."
+        ),
         "curves": f"Training loss against tokens and against measured time{seeds}.",
     }
 
 
-def draw(groups: Sequence[Group]) -> dict[str, Figure]:
-    return {"quality": quality(groups), "curves": curves(groups)}
+def draw(
+    groups: Sequence[Group], tests: Sequence[Difference]
+) -> dict[str, Figure | None]:
+    return {
+        "quality": quality(groups),
+        "differences": differences(groups, tests),
+        "curves": curves(groups),
+    }
 
 
 def quality(groups: Sequence[Group]) -> Figure:
@@ -164,6 +176,54 @@ def _legend(configurations: Sequence[Configuration]) -> list[Line2D]:
             Line2D([], [], color=MUTED, marker=shape, linestyle="none", label=label)
         )
     return handles
+
+
+def differences(groups: Sequence[Group], tests: Sequence[Difference]) -> Figure | None:
+    """The differences of aggregates with their intervals: a panel a table of tests."""
+    found = [
+        row for row in tests if row.measure == AGGREGATE and isfinite(row.difference)
+    ]
+    panels_of_rows = shown_together(found)
+    if not panels_of_rows:
+        return None
+
+    heights = [len(rows) + 2.5 for rows in panels_of_rows]
+    figure, axes = panels(6.6, 0.32 * sum(heights), len(heights), height_ratios=heights)
+    colors = {
+        (group.name, c.name): FAMILY_COLORS[c.family]
+        for group in groups
+        for c in group.configurations
+    }
+    for ax, rows in zip(axes[:, 0], panels_of_rows, strict=True):
+        _draw_differences(
+            ax, rows, [colors[row.group, row.configuration] for row in rows]
+        )
+    return figure
+
+
+def _draw_differences(
+    ax: Axes, rows: Sequence[Difference], colors: Sequence[str]
+) -> None:
+    """A line a row, the first above."""
+    for place, (row, color) in enumerate(zip(rows, colors, strict=True)):
+        if row.tested:
+            ax.plot([row.low, row.high], [place, place], color=color, linewidth=1.2)
+            ax.plot([row.low_90, row.high_90], [place, place], color=color, linewidth=3)
+        face = color if row.tested else "white"
+        ax.plot(row.difference, place, "o", color=color, markerfacecolor=face)
+
+    ax.axvline(0, color=MUTED, linewidth=0.8)
+    if margin := rows[0].margin:
+        ax.axvspan(-margin, margin, color=MUTED, alpha=0.1, linewidth=0)
+
+    in_order = rows[0].order is not None
+    names = [pair_of(row) if in_order else row.configuration for row in rows]
+    ax.set_yticks(range(len(rows)), names)
+    ax.set_ylim(len(rows) - 0.4, -0.6)
+    ax.set_title(rows[0].group, fontsize=9)
+    less = "" if in_order else f" minus those of {rows[0].baseline}"
+    ax.set_xlabel(f"bits per byte{less}, {AGGREGATE}")
+    plain(ax)
 
 
 def curves(groups: Sequence[Group]) -> Figure:

@@ -109,7 +109,8 @@ def write_comparison(comparison: Comparison, out: Path) -> list[Path]:
     groups = comparison.groups
     tests = tables_of_tests(comparison.differences, comparison.tests_made)
     laws = comparison.laws
-    drawn = {**figures.draw(groups), "profiles": laws.draw() if laws else None}
+    drawn = figures.draw(groups, comparison.differences)
+    drawn["profiles"] = laws.draw() if laws else None
     captions = {**figures.captions(groups), "profiles": report.CAPTION}
     main = [table for group in groups for table in group_tables(group)]
 

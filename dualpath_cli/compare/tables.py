@@ -8,8 +8,13 @@ from dataclasses import asdict, replace
 from math import nan
 from typing import Any
 
-from dualpath_cli.compare.configurations import Configuration, Group, partition
-from dualpath_cli.compare.differences import SAME, Difference
+from dualpath_cli.compare.configurations import Configuration, Group
+from dualpath_cli.compare.differences import (
+    SAME,
+    Difference,
+    pair_of,
+    shown_together,
+)
 from dualpath_cli.report.console import duration
 from dualpath_cli.report.table import (
     Column,
@@ -198,22 +203,13 @@ def _score(c: Configuration, measure: str, error: bool) -> tuple[float, float | 
 def tables_of_tests(rows: Sequence[Difference], total: int) -> list[Table]:
     """A table for each group and baseline, or its pairs; `total` tests were made in
     all."""
-
-    def table_key(row: Difference) -> tuple[str, str]:
-        return row.group, "" if row.order else row.baseline
-
-    parts = partition(rows, table_key)
     tests = f"{total:,} {'test' if total == 1 else 'tests'}"
     return [
         _table_of_pairs(part, tests)
         if part[0].order
         else _table_of_baseline(part, tests)
-        for part in parts.values()
+        for part in shown_together(rows)
     ]
-
-
-def _pair_of(row: Difference) -> str:
-    return f"{row.configuration} minus {row.baseline}"
 
 
 def _first_words(row: Difference) -> str:
@@ -224,7 +220,7 @@ def _first_words(row: Difference) -> str:
 def _table_of_pairs(part: Sequence[Difference], tests: str) -> Table:
     """The tests of pairs in a fixed order."""
     columns: Columns[Difference] = [
-        (Column("pair"), _pair_of),
+        (Column("pair"), pair_of),
         (Column("verdict"), lambda d: d.verdict),
         *_columns_of_tests(part, corrected=False),
     ]
@@ -308,7 +304,7 @@ def _notes_on_tests(part: Sequence[Difference], verdicts: set[str]) -> list[str]
             "standard errors of a mean"
         )
 
-    unlike = [_pair_of(row) for row in part if row.unlike]
+    unlike = [pair_of(row) for row in part if row.unlike]
     if unlike:
         notes.append(
             f"WARNING: the bends of {' and '.join(unlike)} differ much: the interval "

@@ -13,6 +13,7 @@ from dualpath_cli.cli.main import main
 from dualpath_cli.compare import figures
 from dualpath_cli.compare.baselines import groups_of
 from dualpath_cli.compare.configurations import Group
+from dualpath_cli.compare.differences import differences_of
 from dualpath_cli.compare.runs import find_folders, read_run
 from dualpath_cli.report.figures import FAMILY_COLORS, MUTED, WIDE, panels
 from dualpath_cli.report.page import page, pictures, tables, terms
@@ -178,6 +179,33 @@ def test_quality_has_a_point_a_configuration_and_a_line_an_alpha(swept):
     ]
 
 
+def test_differences_have_a_line_a_test_and_an_open_mark_without_one(swept):
+    group = replace(swept, baselines=swept.configurations[:1])
+    first, *others = differences_of([group], aggregate_only=True, margin=0.02)
+    rows = [replace(first, p=math.nan, test="one seed, no test"), *others]
+    (ax,) = figures.differences([group], rows).axes
+
+    names = [text.get_text() for text in ax.get_yticklabels()]
+    assert names == [row.configuration for row in rows]
+    assert ax.get_xlabel() == "bits per byte minus those of wide, aggregate"
+    colors = {c.name: FAMILY_COLORS[c.family] for c in swept.configurations}
+    for place, row in enumerate(rows):
+        *bars, mark = [line for line in ax.lines if set(line.get_ydata()) == {place}]
+        assert mark.get_xdata() == [row.difference]
+        assert mark.get_color() == colors[row.configuration]
+        assert (mark.get_markerfacecolor() == "white") == (row is rows[0])
+        assert [tuple(bar.get_xdata()) for bar in bars] == (
+            [] if row is rows[0] else [(row.low, row.high), (row.low_90, row.high_90)]
+        )
+    (margin,) = ax.patches
+    assert margin.get_x() == -0.02
+    assert margin.get_width() == 0.04
+
+
+def test_without_a_baseline_there_is_no_figure_of_differences(swept):
+    assert figures.differences([swept], []) is None
+
+
 def test_losses_are_compared_at_the_same_tokens_of_the_same_seeds(swept):
     wide_model, other = swept.configurations[0], swept.configurations[-1]
     theirs, ours = figures.shared_points([wide_model, other])
@@ -219,4 +247,4 @@ def test_runs_that_logged_at_other_steps_share_some_or_have_no_line(
     (points,) = figures.shared_points(made.configurations)
     assert points.shape == (2, len(steps), 3)
     assert points[0, :, figures.TOKENS].tolist() == [step * BATCH for step in steps]
-    figures.draw([made])
+    figures.curves([made])
