@@ -243,7 +243,8 @@ def publish(partial: Path, final: Path, files: Files) -> None:
     """Syncs a written checkpoint to disk, gives it its name and points `last` to it."""
     for path in [*partial.rglob("*"), partial]:
         sync(path)
-    check_replaceable(final.with_name(LAST))
+    last = final.with_name(LAST)
+    check_replaceable(last)
 
     # A run that is repeated from an older checkpoint replaces one.
     replaced = final.with_name(final.name + ".replaced" + PARTIAL)
@@ -252,9 +253,12 @@ def publish(partial: Path, final: Path, files: Files) -> None:
     write_manifest(final, files, facts)
     partial.rename(final)
 
+    # No link replaces the folder that `last` is in a copy without symbolic links.
+    if not last.is_symlink():
+        remove(last)
     link = final.with_name(LAST + PARTIAL)
-    link.unlink(missing_ok=True)
+    remove(link)
     link.symlink_to(final.name)
-    link.replace(final.with_name(LAST))
+    link.replace(last)
     sync(final.parent)
     remove(replaced)

@@ -12,7 +12,7 @@ from dualpath_cli.run.run_folder import check_links
 from dualpath_cli.run.trained import find_run
 from dualpath_cli.study.ablation.options import Ablate
 from tests.cli.test_messages import write_place
-from tests.training.tiny_run import RUN, back_to_step
+from tests.training.tiny_run import RUN, back_to_step, tables
 
 FIT = "fit --config tiny.yaml"
 SWEEP = (
@@ -140,3 +140,15 @@ def test_of_a_checkpoint_that_is_a_link_only_the_link_is_dropped(trained, tmp_pa
     names = {path.name for path in (run / "checkpoints").iterdir()}
     assert names == {"step-00000006", "last", "manifests"}
     assert content(others) == before
+
+
+def test_a_copy_of_a_run_without_links_is_continued(trained, fit):
+    run = trained()
+    expected = tables(run)
+    back_to_step(run, 2)
+    checkpoints = run / "checkpoints"
+    (checkpoints / "last").unlink()
+    shutil.copytree(checkpoints / "step-00000002", checkpoints / "last")
+
+    assert tables(fit()) == expected
+    assert (checkpoints / "last").readlink() == Path("step-00000006")
