@@ -139,6 +139,12 @@ def _failed(name: str, error: BaseException) -> int:
         case MemoryError():
             way_out = "take fewer or shorter texts, or a smaller model"
             return _end(name, 1, f"error: out of memory; {way_out}")
+        # torch's, which is not imported here
+        case RuntimeError() if type(error).__name__ == "OutOfMemoryError":
+            size = "--run.micro_batch" if COMMANDS[name].launch else "--batch-size"
+            return _end(
+                name, 1, f"failed: the GPU is out of memory; give a smaller {size}"
+            )
         case Stopped():
             return _end(name, error.code, "" if error.quiet else error.text, sys.stdout)
         case SystemExit() | KeyboardInterrupt():  # SystemExit: Lightning ends so, too

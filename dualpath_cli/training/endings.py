@@ -46,7 +46,8 @@ def ending_of(
     wrong is also written into the run folder.
     """
     if isinstance(error, torch.OutOfMemoryError):
-        return _out_of_memory(session)
+        in_validation = "validation_step" in _functions(error)
+        return _out_of_memory(session, in_validation)
     if isinstance(error, StopTraining):
         return _stopped(session, error.signum)
 
@@ -73,7 +74,9 @@ def ending_of(
     return None
 
 
-def _out_of_memory(session: Session[TrainingLaunch]) -> OutOfMemory:
+def _out_of_memory(
+    session: Session[TrainingLaunch], in_validation: bool
+) -> OutOfMemory:
     """The failure of a training that did not fit into a GPU.
 
     A single process can begin again at once, if it has saved nothing. One of several
@@ -83,21 +86,27 @@ def _out_of_memory(session: Session[TrainingLaunch]) -> OutOfMemory:
     launch = session.launch
     size = session.datamodule.micro_batch
 
+    began_at = launch.step or 0
+    # The trainer of a validation alone counts no steps.
+    made = max(trainer.global_step, began_at)
+    place = f"the validation of step {made}" if in_validation else f"step {made + 1}"
+
     divisors = [n for n in range(1, size // 2 + 1) if size % n == 0]
     smaller = max(divisors, default=None)
-    if smaller is None:
-        advice = "--run.activation_checkpointing full takes less memory and more time"
-    else:
+    if smaller is not None:
         advice = (
             f"--run.micro_batch {smaller} needs less, and changes neither batch nor "
             "data"
         )
+    elif in_validation:
+        advice = "--data.val '{}' trains on without validation"
+    else:
+        advice = "--run.activation_checkpointing full takes less memory and more time"
     failure = OutOfMemory(
-        f"the GPU has no room for run.micro_batch={size} in step "
-        f"{trainer.global_step + 1}; {advice}; {way_on(launch.folder)}"
+        f"the GPU has no room for run.micro_batch={size} in {place}; {advice}; "
+        f"{way_on(launch.folder)}"
     )
 
-    began_at = launch.step or 0
     in_first_steps = trainer.global_step < began_at + FIRST_STEPS
     has_saved = newest_checkpoint(launch.folder) not in (None, launch.checkpoint)
     if trainer.world_size == 1 and in_first_steps and not has_saved:
@@ -147,7 +156,7 @@ def _refusal(checkpoint: Path | None, error: Exception) -> UserError | None:
     state does not fit, as after an update of Lightning; None for other errors."""
     frames = [frame for frame, _ in walk_tb(error.__traceback__)]
     modules = [frame.f_globals.get("__name__", "") for frame in frames]
-    functions = {frame.f_code.co_name for frame in frames}
+    functions = _functions(error)
 
     if isinstance(error, _REFUSALS) and checkpoint is not None:
         # Lightning's functions that put a state back
@@ -170,3 +179,8 @@ def _refusal(checkpoint: Path | None, error: Exception) -> UserError | None:
     if refused or isinstance(error, MisconfigurationException):
         return UserError(f"trainer: {error}; change the recipe's trainer section")
     return None
+
+
+def _functions(error: BaseException) -> set[str]:
+    """The names of the functions that an error went through."""
+    return {frame.f_code.co_name for frame, _ in walk_tb(error.__traceback__)}

@@ -19,6 +19,8 @@ from dualpath_cli.base.errors import UserError
 from dualpath_cli.cli import launch, lightning
 from dualpath_cli.cli.arguments import read_arguments
 from dualpath_cli.cli.commands import COMMANDS
+from dualpath_cli.cli.main import main
+from dualpath_cli.model import DualPathLM
 from dualpath_cli.training import step
 from dualpath_cli.training.module import DualPathModule
 from tests.cli.processes import run_on_two_ranks
@@ -195,6 +197,49 @@ def test_any_other_lack_of_room_is_one_line(
     error = said(*words, "--run.micro_batch", size, code=1)
     assert error.startswith("dualpath fit: failed: the GPU has no room for run.")
     assert line in error
+
+
+@pytest.mark.parametrize(
+    ("size", "advice"),
+    [
+        (2, "--run.micro_batch 1 needs less"),
+        (1, "--data.val '{}' trains on without validation"),
+    ],
+)
+def test_a_lack_of_room_in_a_validation_names_it_and_a_way_on(
+    size, advice, trained, tmp_path, monkeypatch, said
+):
+    trained()  # writes the recipe
+    words = ["fit", "--config", tmp_path / "recipe.yaml", "--run.name", "large"]
+    words += ["--run.micro_batch", size]
+    forward = DualPathModule.forward
+
+    def without_room(module: DualPathModule, *batch: torch.Tensor) -> torch.Tensor:
+        if module.trainer.global_step == 3:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return forward(module, *batch)
+
+    monkeypatch.setattr(DualPathModule, "forward", without_room)
+    error = said(*words, code=1)
+    assert f"micro_batch={size} in the validation of step 3; {advice}" in error
+    if size == 1:
+        assert main([*map(str, words), "--data.val", "{}"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [("validate", "--run.micro_batch"), ("generate", "--batch-size")],
+)
+def test_another_command_without_room_names_the_option_that_needs_less(
+    command, option, trained, monkeypatch, said
+):
+    def without_room(*ignored: Any, **named: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(DualPathLM, "forward", without_room)
+    error = said(command, "--ckpt-path", trained(), code=1)
+    line = f"failed: the GPU is out of memory; give a smaller {option}\n"
+    assert error == f"dualpath {command}: {line}"
 
 
 def too_large() -> None:
