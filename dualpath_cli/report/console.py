@@ -6,6 +6,7 @@ cursor or change its settings; a file gets them as they are. Progress is a bar o
 terminal, and an occasional line elsewhere.
 """
 
+import errno
 import time
 from collections.abc import Callable, Iterable
 from typing import Any, Self, TextIO, cast
@@ -24,15 +25,16 @@ NARROWEST = 20
 def plain_console(*, goes_on: bool = False, **options: Any) -> Console:
     """A console without markup.
 
-    If stdout is closed, printing raises BrokenPipeError, or is dropped with `goes_on`.
+    If stdout is closed, printing raises BrokenPipeError, or OSError for a terminal;
+    with `goes_on` all further output is dropped.
     """
-    return _Console(goes_on, markup=False, emoji=False, **options)
+    console = _Console(markup=False, emoji=False, **options)
+    console.goes_on = goes_on
+    return console
 
 
 class _Console(Console):
-    def __init__(self, goes_on: bool, **options: Any) -> None:
-        super().__init__(**options)
-        self._goes_on = goes_on
+    goes_on = False
 
     @property  # type: ignore[misc]  # rich's has a setter
     def size(self) -> ConsoleDimensions:
@@ -65,10 +67,19 @@ class _Console(Console):
                 segment = segment._replace(text=printable(segment.text))
             yield segment
 
+    def __exit__(self, *error: Any) -> None:
+        """Writes as rich does; a terminal that was closed is a reader that left."""
+        try:
+            super().__exit__(*error)
+        except OSError as failure:
+            if failure.errno != errno.EIO or not self.goes_on:
+                raise
+            self.on_broken_pipe()
+
     def on_broken_pipe(self) -> None:
         """Replaces rich's method, which would call `sys.exit(1)`."""
         self.quiet = True
-        if not self._goes_on:
+        if not self.goes_on:
             raise BrokenPipeError
         send_nowhere(cast(TextIO, self.file))
 

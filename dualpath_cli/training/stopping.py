@@ -97,10 +97,13 @@ class Stopping(Callback):
         self._stop_if_agreed(trainer)
 
     def _set_handlers(self) -> None:
-        if threading.current_thread() is threading.main_thread():
-            self._replaced = {
-                signum: signal.signal(signum, self._on_signal) for signum in STOPPING
-            }
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for signum in STOPPING:
+            # nohup has it ignored: the run goes on when its terminal is closed
+            if signum == signal.SIGHUP and signal.getsignal(signum) is signal.SIG_IGN:
+                continue
+            self._replaced[signum] = signal.signal(signum, self._on_signal)
 
     def _on_signal(self, signum: int, frame: Any) -> None:
         now = time.monotonic()

@@ -82,6 +82,12 @@ def all_signalled(signum: int, where: str, step: int) -> Callable[[], None]:
     return partial(at_step, where, step, partial(send_to_all, signum))
 
 
+def hung_up(before: signal.Handlers) -> None:
+    """Has the process begin with this handler of SIGHUP, and get one."""
+    signal.signal(signal.SIGHUP, before)
+    at_step(STEP, 4, partial(send, signal.SIGHUP))
+
+
 def twice_in_a_step() -> None:
     """Has the process get a signal, and another one before the step is over."""
     stopping.SECOND = 0.0
@@ -105,7 +111,8 @@ ENDS: dict[str, tuple[Callable[[], None] | None, list[str], int, int | None, str
     "SIGTERM": (signalled(TERM, STEP, 4), [], 143, 5, "stopped by SIGTERM"),
     "Ctrl-C": (signalled(INT, STEP, 4), [], 130, 5, "interrupted"),
     "SIGUSR1": (signalled(signal.SIGUSR1, STEP, 4), [], 143, 5, "stopped by SIGUSR1"),
-    "SIGHUP": (signalled(signal.SIGHUP, STEP, 4), [], 143, 5, "stopped by SIGHUP"),
+    "SIGHUP": (partial(hung_up, signal.SIG_DFL), [], 143, 5, "stopped by SIGHUP"),
+    "SIGHUP under nohup": (partial(hung_up, signal.SIG_IGN), [], 0, STEPS, ""),
     # Here the default start method is that of Python 3.14, a server of forks.
     "SIGTERM to all": (
         all_signalled(TERM, STEP, 4),
@@ -168,6 +175,7 @@ ENDS: dict[str, tuple[Callable[[], None] | None, list[str], int, int | None, str
 }
 EVERYDAY = {
     "SIGTERM",
+    "SIGHUP under nohup",
     "SIGTERM to all",
     "Ctrl-C",
     "no time",
