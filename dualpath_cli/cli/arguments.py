@@ -248,9 +248,12 @@ def _with_value(
 
     # An unknown key is refused as such, with or without a value.
     of_parser = ".".join(option.split(".")[:2])
-    lacks_value = takes_one and not has_value and of_parser in nargs
+    lacks_one = takes_one and not has_value and of_parser in nargs
+    # argparse takes several values from the arguments that follow.
+    is_followed = bool(rest) and not rest[-1].startswith("-")
+    lacks_all = takes_many and not has_value and not is_followed
     ends_options = is_long and value == "--"
-    if lacks_value or ends_options:
+    if lacks_one or lacks_all or ends_options:
         raise UserError(f"{option} needs a value")
 
     has_recipe = "run.name" in names

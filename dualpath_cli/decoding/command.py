@@ -99,8 +99,9 @@ def _checked_prompt(text: str, place: str) -> Prompt:
 
 def _read_prompt_file(path: Path) -> list[Prompt]:
     if path.is_dir() or not path.exists():
-        others = path.parent.iterdir() if path.parent.is_dir() else ()
-        near = did_you_mean(path.name, (other.name for other in others))
+        siblings = path.parent.iterdir() if path.parent.is_dir() else ()
+        files = [other.name for other in siblings if other.is_file()]
+        near = did_you_mean(path.name, files)
         way_out = near or "; give one, or - for stdin"
         raise UserError(f"--file '{path}' is not a file{way_out}")
     if kind_of(path) == ".parquet":

@@ -53,6 +53,12 @@ def check_steps(settings: Settings) -> None:
     with all.
     """
     run = settings.run
+    if not run.steps:
+        raise UserError(
+            f"run.max_tokens={run.max_tokens} is less than "
+            f"run.batch_tokens={run.batch_tokens}, one optimizer step; raise it"
+        )
+
     warmup = settings.optim.warmup_steps
     if warmup >= run.steps:
         raise UserError(
