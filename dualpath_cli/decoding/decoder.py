@@ -94,7 +94,9 @@ class Decoder:
     @property
     def length(self) -> int:
         """Positions that were read, padding included."""
-        return 0 if self._cache is None else self._cache.length
+        if self._cache is None:
+            return sum(ids_BT.shape[1] for ids_BT, _ in self._past)
+        return self._cache.length
 
     @property
     def cache_bytes(self) -> int:

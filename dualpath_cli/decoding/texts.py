@@ -55,11 +55,11 @@ class GenerationStats:
 
     first_seconds: list[float] = field(default_factory=list)
     """From the start of each batch to its first token: the time of its prompts."""
-    # of all tokens after the first of each text, without preparation
+    # of all tokens after the first pass of each batch, without preparation
     later_seconds: float = 0.0
     preparing_seconds: float = 0.0  # spent on compiling and recording passes
     tokens: int = 0
-    later_tokens: int = 0  # tokens after the first of each text
+    later_tokens: int = 0  # tokens after the first pass, which may keep a draft
     drafts: DraftCounts = field(default_factory=DraftCounts)  # drafted ids, if any
     cache_bytes: int = 0  # keys and values of the largest batch
 
@@ -170,6 +170,7 @@ def _timed(
 ) -> Pieces:
     """Adds a batch's tokens to its texts, and their time to `stats`."""
     is_first = True
+    first_length = 0  # positions read by the first pass
     start = time.perf_counter()
     prepared = decoder.preparing_seconds
     for token in new_tokens:
@@ -179,7 +180,8 @@ def _timed(
         if is_first:
             stats.first_seconds.append(seconds)
             stats.cache_bytes = max(stats.cache_bytes, decoder.cache_bytes)
-        elif text.new_tokens:
+            first_length = decoder.length
+        elif decoder.length != first_length:
             stats.later_seconds += seconds - preparing
             stats.later_tokens += 1
         stats.preparing_seconds += preparing

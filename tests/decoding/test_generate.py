@@ -6,8 +6,9 @@ import itertools
 import json
 import re
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from dualpath_cli.cli.main import main
 from dualpath_cli.decoding import texts
 from dualpath_cli.decoding.command import Prompt, encode_prompts, read_prompts
 from dualpath_cli.decoding.options import Generate, check_change
+from dualpath_cli.decoding.writing import NewToken
 from dualpath_cli.recipe.recipes import merge
 from dualpath_cli.spec.config import ModelConfig
 from dualpath_cli.spec.intervention import Intervention
@@ -73,6 +75,21 @@ def test_one_text_is_streamed_and_its_speed_and_drafts_go_to_stderr(
         rf"first token after \d+\.\d\d s, {counted}cache [\d.]+ kB",
         line,
     )
+
+
+def test_the_speed_is_that_of_the_passes_after_the_first():
+    """The first one reads the prompt, and may keep a draft."""
+    decoder: Any = SimpleNamespace(preparing_seconds=0.0, cache_bytes=0, length=0)
+
+    def tokens() -> Iterator[NewToken]:
+        for length in (4, 4, 4, 7, 7):
+            decoder.length = length
+            yield NewToken(0, 1, "a")
+
+    stats = texts.GenerationStats()
+    text = texts.GeneratedText("", [0], 1, 1)
+    assert len(list(texts._timed(tokens(), [text], decoder, stats))) == 5
+    assert (stats.tokens, stats.later_tokens) == (5, 2)
 
 
 def test_several_texts_are_printed_whole_with_their_numbers(run, rows, capsys):
