@@ -213,9 +213,10 @@ def _plain(value: Any, tensors: dict[str, torch.Tensor], path: str) -> Any:
 
     if value is None or isinstance(value, bool | int | float | str):
         return value
+    place = path.removeprefix(_STATE).rstrip(".")
     raise UserError(
-        f"{path} in a checkpoint would be a {type(value).__name__}; a callback's "
-        "state_dict must consist of numbers, texts, tensors, lists and dicts"
+        f"{place} in a checkpoint would be {type(value)}; a callback's state_dict must "
+        "consist of Python's own numbers, texts, lists and dicts, and of tensors"
     )
 
 

@@ -70,7 +70,7 @@ def import_classes(
         if not allowed and path not in named.values():
             raise UserError(
                 f"{start} is named by a run or folder, and importing it runs its code; "
-                "give --own-classes if you trust it"
+                "give --own-classes (in Python own_classes=True) if you trust it"
             )
 
         module, _, _ = path.rpartition(".")

@@ -3,13 +3,15 @@ message."""
 
 import re
 import signal
+from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 from traceback import walk_tb
+from types import FrameType
 
 import torch
 from lightning.fabric.plugins.environments import LightningEnvironment, SLURMEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch import Callback
 
 from dualpath_cli.base.errors import NumbersFailed, RunFailed, Stopped, UserError
 from dualpath_cli.base.files import write_text
@@ -69,7 +71,7 @@ def ending_of(
         return (
             loading_fault(error)
             or _lost_contact(session, error)
-            or _refusal(session.launch.checkpoint, error)
+            or _refusal(session, error)
         )
     return None
 
@@ -151,9 +153,10 @@ def _lost_contact(
     return RunFailed(f"{cause}; {way_on(session.launch.folder)}")
 
 
-def _refusal(checkpoint: Path | None, error: Exception) -> UserError | None:
+def _refusal(session: Session[TrainingLaunch], error: Exception) -> UserError | None:
     """The UserError if Lightning or a callback refuses to begin, or the checkpoint's
     state does not fit, as after an update of Lightning; None for other errors."""
+    checkpoint = session.launch.checkpoint
     frames = [frame for frame, _ in walk_tb(error.__traceback__)]
     modules = [frame.f_globals.get("__name__", "") for frame in frames]
     functions = _functions(error)
@@ -167,11 +170,19 @@ def _refusal(checkpoint: Path | None, error: Exception) -> UserError | None:
         in_step = modules[-1].startswith(
             ("lightning.pytorch.loops", "torch.optim", "dualpath_cli.training.muon")
         )
+        reason = f"{type(error).__name__}: {error!s:.160}"
+        own = _own_callback(frames)
+        if restores and own is not None:
+            return UserError(
+                f"trainer.callbacks: {own} cannot load its state of checkpoint "
+                f"'{checkpoint}' ({reason}); let load_state_dict take what state_dict "
+                "gave then"
+            )
         if restores or in_step:
             return UserError(
                 f"cannot continue from checkpoint '{checkpoint}': {STATE} is not as "
-                f"training wrote it ({type(error).__name__}: {error!s:.160}); restore "
-                "this file, or give an older checkpoint by --ckpt-path"
+                f"training wrote it ({reason}); restore this file, or give an older "
+                "checkpoint by --ckpt-path"
             )
 
     refuses = re.compile(r"lightning\.(pytorch\.callbacks|fabric\.plugins\.env)")
@@ -184,3 +195,13 @@ def _refusal(checkpoint: Path | None, error: Exception) -> UserError | None:
 def _functions(error: BaseException) -> set[str]:
     """The names of the functions that an error went through."""
     return {frame.f_code.co_name for frame, _ in walk_tb(error.__traceback__)}
+
+
+def _own_callback(frames: Sequence[FrameType]) -> str | None:
+    """The path of the user's own callback whose method is among the frames."""
+    for frame in frames:
+        cls = type(frame.f_locals.get("self"))
+        is_ours = cls.__module__.startswith(("lightning.", "dualpath_cli."))
+        if issubclass(cls, Callback) and not is_ours:
+            return f"{cls.__module__}.{cls.__qualname__}"
+    return None

@@ -82,8 +82,9 @@ def exported(run: Path) -> Path:
 
 def test_a_class_that_a_run_names_is_imported_with_consent_alone(stranger, said):
     run = stranger("evil")
-    with pytest.raises(UserError, match="give --own-classes"):
-        dualpath.load(exported(run))
+    folder = exported(run)
+    with pytest.raises(UserError, match="in Python own_classes=True"):
+        dualpath.load(folder)
     commands = [
         *(
             ["validate", "--ckpt_path", path]

@@ -15,6 +15,7 @@ from lightning.pytorch import Callback
 
 from dualpath_cli.cli.main import main
 from dualpath_cli.compare.sweep import runner
+from tests.training.tiny_run import back_to_step
 
 PAGE = (Path(__file__).parents[2] / "docs" / "custom.md").read_text()
 SPY = """
@@ -91,6 +92,24 @@ def test_the_page_lists_the_hooks_that_run_and_no_other(fit):
         "setup",
         "teardown",
     }
+
+
+class Forgetful(Callback):
+    """Loads another key than it saves, as after a change of its source."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": 1}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.worst = state_dict["worst"]
+
+
+def test_an_own_callback_that_cannot_load_its_state_is_named(fit, refused):
+    trainer = {"callbacks": {"class_path": f"{__name__}.Forgetful"}}
+    back_to_step(fit(trainer=trainer), 4)
+    error = refused(trainer=trainer)
+    assert f"{__name__}.Forgetful cannot load its state" in error
+    assert "(KeyError: 'worst')" in error
 
 
 WRONG = {
