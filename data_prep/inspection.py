@@ -17,6 +17,7 @@ from dualpath_cli.data.manifest import (
     AGAIN,
     HEADER,
     MANIFEST,
+    MOVE_AWAY,
     Manifest,
     explaining_read_errors,
 )
@@ -74,7 +75,7 @@ def inspect(options: Inspect) -> str:
     chunks = _MappedChunks(manifest, folder)
     contradiction = contradicts(manifest, chunks.borders)
     if contradiction:
-        raise UserError(f"{folder}/{MANIFEST}: {contradiction}; {AGAIN}")
+        raise UserError(f"{folder}/{MANIFEST}: {contradiction}; {MOVE_AWAY}")
 
     console = plain_console(highlight=False)
     report(manifest, np.diff(chunks.borders), console)

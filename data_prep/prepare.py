@@ -138,14 +138,15 @@ def _check_is_data(out: Path) -> None:
     """Checks that a folder has no files but those of data: all may be deleted later."""
     try:
         content = read_json(out / MANIFEST)
-        listed = [file["name"] for key in ("chunks", "beside") for file in content[key]]
+        known = {file["name"] for key in ("chunks", "beside") for file in content[key]}
         content["fingerprint"], content["request"]
     except (UserError, KeyError, TypeError):
         raise UserError(
-            f"--out '{out}' exists and is not a data folder; choose another one"
+            f"--out '{out}' exists and is not a data folder, or its {MANIFEST} is "
+            "damaged; move it away, or choose another one"
         ) from None
 
-    known = {MANIFEST, INDEX, TOKENIZER, *listed}
+    known |= {MANIFEST, INDEX, TOKENIZER}
     strangers = sorted(file_sizes(out).keys() - known)
     if strangers:
         raise UserError(
