@@ -158,7 +158,7 @@ def _prepare(settings: Preparation, options: Prepare) -> None:
         return
 
     wanted = wanted_tokens(settings)
-    counts = announce_downloads(corpora, wanted, out, downloads, options.yes)
+    counts = announce_downloads(corpora, wanted, tokenizer, out, downloads, options.yes)
     with (
         _engine(options, out, corpora) as (engine, task_bytes),
         Fetcher(corpora, downloads, counts) as fetcher,

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from rich.filesize import decimal
 
-from data_prep.corpora import TOKENS_PER_BYTE
 from data_prep.download import Unavailable
 from data_prep.engine import Engine
 from data_prep.input_files import Corpus, InputFile
@@ -144,15 +143,17 @@ class _Walk:
         for place in places:
             if missing <= 0.0:
                 break
-            missing -= density * max(self.job.corpus.files[place].size, 1)
+            file = self.job.corpus.files[place]
+            missing -= density * max(file.size, 1) or file.likely_tokens
             chosen.append(place)
         return chosen
 
     def _tokens_per_byte(self) -> float:
+        """Tokens in a stored byte of the pieces that are there; 0 without any."""
         pieces = [counts for file in self.files for counts in file.counts.values()]
         stored = sum(counts.stored for counts in pieces)
         tokens = sum(counts.tokens for counts in pieces)
-        return tokens / stored if tokens and stored else TOKENS_PER_BYTE
+        return tokens / stored if stored else 0.0
 
 
 class _EncodingProgress(Progress):

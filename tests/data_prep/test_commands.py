@@ -2,6 +2,7 @@
 find."""
 
 import dataclasses
+import gzip
 import hashlib
 import json
 import random
@@ -19,7 +20,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep import corpora, packaged, sample
+from data_prep import corpora, fetching, packaged, sample
 from data_prep import tokenizer as tokenizer_command
 from data_prep.settings import settings_from
 from dualpath_cli.base.errors import RunFailed, UserError
@@ -187,6 +188,25 @@ def test_evaluation_texts_that_no_document_can_be_compared_with_are_refused(
     )
     assert said in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("size", "name", "code"),
+    [("small", "a.jsonl", 0), ("large", "a.jsonl", 2), ("small", "a.jsonl.gz", 2)],
+)
+def test_the_disk_that_is_needed_goes_by_the_size_of_a_token_and_compression(
+    size, name, code, small, large, tmp_path, capsys, monkeypatch
+):
+    text = write_jsonl(tmp_path / "text", [f"hello {n} times" for n in range(99)])
+    content = text.read_bytes()
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+    free = 2 * path.stat().st_size
+    monkeypatch.setattr(fetching, "_free_bytes", lambda folder: free)
+    {"small": small, "large": large}[size].save(tmp_path)
+    words = ["--source", str(path), "--tokenizer", str(tmp_path)]
+    assert prepare([*words, "--workers", "1", "--out", str(tmp_path / "out")]) == code
+    assert ("are needed and" in capsys.readouterr().err) == bool(code)
 
 
 def test_a_share_that_holds_nothing_out_is_said(tmp_path, small_folder, capsys):
