@@ -4,8 +4,9 @@ import json
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 from rich.filesize import decimal
@@ -159,7 +160,8 @@ class _Walk:
 class _EncodingProgress(Progress):
     """Shows on stderr how much of the corpora is read, or of the tokens wanted."""
 
-    def __init__(self, jobs: Sequence[Job]) -> None:
+    def __init__(self, jobs: Sequence[Job], found: Iterable[PieceCounts]) -> None:
+        """`found` are pieces that are there already."""
         tokens = sum(job.until or 0 for job in jobs)
         size = sum(file.size for job in jobs for file in job.corpus.files)
         self._by_bytes = not tokens
@@ -171,15 +173,20 @@ class _EncodingProgress(Progress):
         total = tokens or size or None
         console = plain_console(stderr=True)
         super().__init__(console, "reading", amounts, total, transient=True)
+        # They took no time now: the time left is by the pace of new ones.
+        self.begin(total, sum(map(self._amount, found)))
 
     def add_received(self, size: int) -> None:
         """Counts bytes downloaded; called from other threads."""
         self._received += size
         self._show_more(0)
 
-    def add_piece(self, counts: PieceCounts, *, is_new: bool = True) -> None:
-        self._tokens += counts.tokens * is_new
-        self._show_more(counts.stored if self._by_bytes else counts.tokens)
+    def add_piece(self, counts: PieceCounts) -> None:
+        self._tokens += counts.tokens
+        self._show_more(self._amount(counts))
+
+    def _amount(self, counts: PieceCounts) -> int:
+        return counts.stored if self._by_bytes else counts.tokens
 
     def _show_more(self, amount: int) -> None:
         speed = self._tokens / max(time.monotonic() - self._begun, 1e-9)
@@ -217,11 +224,10 @@ class Encoder:
             (job.folder / ENOUGH).unlink(missing_ok=True)
 
         walks = [_Walk(job, self._files[job.folder], self._strict) for job in jobs]
-        with _EncodingProgress(jobs) as progress:
+        files = chain.from_iterable(walk.files for walk in walks)
+        found = chain.from_iterable(file.counts.values() for file in files)
+        with _EncodingProgress(jobs, found) as progress:
             for walk in walks:
-                for file in walk.files:
-                    for counts in file.counts.values():
-                        progress.add_piece(counts, is_new=False)
                 walk.go_on()
 
             # Files of all corpora are read at the same time: no worker waits for the
