@@ -19,7 +19,7 @@ from data_prep.settings import Preparation, SourceSettings, settings_from
 from data_prep.text import SHORTEST, Contamination, words_of
 from dualpath_cli.base.errors import RunFailed, UserError, describe_system_error
 from dualpath_cli.base.files import folder_of
-from dualpath_cli.base.output import say
+from dualpath_cli.base.output import number_of, say
 from dualpath_cli.base.processes import cores
 from dualpath_cli.base.ranges import Place, Size, check_ranges
 from dualpath_cli.data.documents import (
@@ -219,7 +219,7 @@ def _evaluation_texts(source: Source) -> Iterator[str]:
 
     left_out = f", and not with {short}" if compared < count else ""
     say(
-        f"decontaminate: documents are compared with {compared:,} texts of "
+        f"decontaminate: documents are compared with {number_of(compared, 'text')} of "
         f"'{source.path}'{left_out}"
     )
 
@@ -270,17 +270,21 @@ def _check_source(source: SourceSettings, out: Path, downloads: Path) -> None:
 
 def _summary(manifest: Manifest) -> str:
     sources = manifest.sources
+    rejected = sum(source.total_rejected for source in sources)
+    exact = sum(source.exact_duplicates for source in sources)
+    near = sum(source.near_duplicates for source in sources)
+    held_out = sum(source.validation for source in sources)
     left_out = {
-        "rejected": sum(source.total_rejected for source in sources),
-        "exact duplicates": sum(source.exact_duplicates for source in sources),
-        "near-duplicates": sum(source.near_duplicates for source in sources),
-        "held out": sum(source.validation for source in sources),
+        f"{rejected:,} rejected": rejected,
+        number_of(exact, "exact duplicate"): exact,
+        number_of(near, "near-duplicate"): near,
+        f"{held_out:,} held out": held_out,
     }
     parts = [
-        f"{manifest.tokens:,} tokens ({manifest.dtype}) of {manifest.documents:,} "
-        "documents",
+        f"{manifest.tokens:,} tokens ({manifest.dtype}) of "
+        + number_of(manifest.documents, "document"),
         f"{manifest.text_bytes / manifest.tokens:.2f} bytes a token",
-        *(f"{count:,} {reason}" for reason, count in left_out.items() if count),
+        *(text for text, count in left_out.items() if count),
         f"fingerprint {manifest.fingerprint[:12]}",
     ]
     return ", ".join(parts)

@@ -150,9 +150,9 @@ def test_what_was_left_out_and_what_is_missing_is_said(tmp_path, small_folder, c
     arguments += ["--tokens", "1000", "--workers", "1", "--out", str(tmp_path / "out")]
     assert prepare([*arguments, "--decontaminate", str(benchmark)]) == 0
     captured = capsys.readouterr()
-    assert "2 rejected, 1 exact duplicates, fingerprint" in captured.out
+    assert "2 rejected, 1 exact duplicate, fingerprint" in captured.out
     compared, *faults = captured.err.splitlines()
-    assert compared.startswith("decontaminate: documents are compared with 1 texts of ")
+    assert compared.startswith("decontaminate: documents are compared with 1 text of ")
     assert compared.endswith("benchmark.jsonl', and not with 2 of fewer than 8 words")
     assert len(faults) == 4
     assert all(line.startswith("warning: ") for line in faults)
