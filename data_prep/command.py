@@ -168,7 +168,7 @@ def _prepare(settings: Preparation, options: Prepare) -> None:
         )
 
     say(f"{out}: {_summary(manifest)}", sys.stdout)
-    _warn(settings, manifest)
+    _warn(settings, corpora, manifest)
 
 
 @contextmanager
@@ -290,7 +290,7 @@ def _summary(manifest: Manifest) -> str:
     return ", ".join(parts)
 
 
-def _warn(settings: Preparation, manifest: Manifest) -> None:
+def _warn(settings: Preparation, corpora: Sequence[Corpus], manifest: Manifest) -> None:
     """Prints faults, rejected documents, and the source that ended the mix."""
     for source in manifest.sources:
         for fault in source.faults:
@@ -313,10 +313,17 @@ def _warn(settings: Preparation, manifest: Manifest) -> None:
         counts.passes / source.max_epochs
         for source, counts in zip(settings.sources, manifest.sources, strict=True)
     ]
-    used_up = manifest.sources[used.index(max(used))]
-    way_out = "lower its weight or raise its max_epochs in a recipe"
+    used_up = corpora[used.index(max(used))]
+    name = used_up.settings.name
+    ways_out = ["raise its max_epochs in a recipe"]
+    if len(corpora) > 1:
+        ways_out.insert(0, "lower its weight")
+    if used_up.settings.is_remote and len(used_up.files) == settings.num_files:
+        ways_out.insert(0, "raise --num-files")
+    way_out = " or ".join(ways_out)
+
     if settings.tokens and manifest.tokens < settings.tokens:
         few = f"{manifest.tokens:,} tokens instead of {settings.tokens:,}"
-        say(f"warning: {few}: source '{used_up.name}' has no more; {way_out}")
-    elif not settings.tokens and settings.shares() and len(settings.sources) > 1:
-        say(f"the mix ends with source '{used_up.name}'; for more, {way_out}")
+        say(f"warning: {few}: source '{name}' has no more; {way_out}")
+    elif not settings.tokens and settings.shares() and len(corpora) > 1:
+        say(f"the mix ends with source '{name}'; for more, {way_out}")

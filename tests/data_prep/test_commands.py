@@ -159,7 +159,8 @@ def test_what_was_left_out_and_what_is_missing_is_said(tmp_path, small_folder, c
     assert "b.jsonl.gz: cannot be read" in faults[0]
     assert "1 of 5 documents contaminated" in faults[1]
     assert "1 of 5 documents empty" in faults[2]
-    assert "tokens instead of 1,000: source 'texts' has no more" in faults[3]
+    way_out = "source 'texts' has no more; raise its max_epochs in a recipe"
+    assert faults[3].endswith(f" tokens instead of 1,000: {way_out}")
     assert rows_of(tmp_path / "out" / "rejected.jsonl.zst")[1]["detail"] == known
 
 

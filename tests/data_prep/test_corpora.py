@@ -165,11 +165,13 @@ def run(web: Web, order: list[str], small_folder: Path, tmp_path: Path):
 
 
 def test_as_many_files_are_taken_as_asked_for_or_as_the_tokens_need(
-    order, run, web, tmp_path, monkeypatch
+    order, run, web, tmp_path, capsys, monkeypatch
 ):
     assert run("one") == 0
     assert sorted(texts_of(tmp_path / "one")) == sorted(texts_in(order[0]))
-    assert run("two", "--num-files", "2") == 0
+    assert run("two", "--num-files", "2", "--tokens", "1M") == 0
+    way_out = "no more; raise --num-files or raise its max_epochs in a recipe\n"
+    assert way_out in capsys.readouterr().err
     assert sorted(texts_of(tmp_path / "two")) == sorted(
         [*texts_in(order[0]), *texts_in(order[1])]
     )
