@@ -110,17 +110,12 @@ class _Walk:
 
         until = self.job.until
         if until is not None and self.encoded.tokens >= until:
+            self._check_unchanged(self.job.corpus.files[self._place])
             self.encoded.complete = False
             (self.job.folder / ENOUGH).touch()
 
     def _end_file(self, end: FileEnd) -> None:
-        file = self.job.corpus.files[self._place]
-        if file.has_changed():
-            raise UserError(
-                f"{file.name}: changed while it was prepared; start again with "
-                "--overwrite"
-            )
-
+        self._check_unchanged(self.job.corpus.files[self._place])
         if end.fault:
             if self._strict:
                 raise UserError(end.fault)
@@ -128,6 +123,13 @@ class _Walk:
         self.encoded.fetched &= end.fetched
         self._place += 1
         self._number = 0
+
+    def _check_unchanged(self, file: InputFile) -> None:
+        if file.has_changed():
+            raise UserError(
+                f"{file.name}: changed while it was prepared; start again with "
+                "--overwrite"
+            )
 
     def next_files(self) -> list[int]:
         """The places of files to read next, by an estimate of what they hold."""

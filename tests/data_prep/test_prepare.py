@@ -148,8 +148,9 @@ def test_another_tokenizer_in_the_same_process_writes_its_own_texts(
         assert Counter([*texts_of(out), *held_out]) == Counter(texts)
 
 
+@pytest.mark.parametrize("tokens", [None, 100])  # all, or a part of the first piece
 def test_a_source_that_changes_while_it_is_read_stops_the_preparation(
-    ask, out, tmp_path
+    tokens, ask, out, tmp_path
 ):
     path = write_jsonl(tmp_path / "a.jsonl", many(20))
 
@@ -158,7 +159,7 @@ def test_a_source_that_changes_while_it_is_read_stops_the_preparation(
         os.utime(path, ns=(1, 1))
         return path
 
-    asked = ask(path)
+    asked = ask(path, tokens=tokens)
     with pytest.raises(UserError, match="changed while it was prepared"):
         prepare(asked, fetch=changing)
     assert not out.exists()
