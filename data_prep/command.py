@@ -93,6 +93,7 @@ class Prepare(Preparation):
         keys = {field.name for field in fields(Preparation)}.intersection(self.given)
         options = {key: getattr(self, key) for key in keys}
         settings = settings_from(values | options)
+        self._check_effects(settings)
 
         # Without a limit all of Nemotron-CC would come: terabytes.
         is_unlimited = settings.tokens is None and settings.num_files is None
@@ -100,6 +101,21 @@ class Prepare(Preparation):
         if is_unlimited and has_nemotron:
             return replace(settings, num_files=Size(1))
         return settings
+
+    def _check_effects(self, settings: Preparation) -> None:
+        """Refuses options that would change nothing."""
+        if "min_jaccard" in self.given and settings.duplicates != "near":
+            raise UserError(
+                "--min-jaccard has no effect without --duplicates near; add that, or "
+                "leave it out"
+            )
+
+        downloads = any(source.is_remote for source in settings.sources)
+        if "num_files" in self.given and not downloads:
+            raise UserError(
+                "--num-files has no effect without a source that is downloaded; leave "
+                "it out"
+            )
 
 
 def prepare(options: Prepare) -> None:

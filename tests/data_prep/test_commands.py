@@ -137,6 +137,25 @@ def test_options_win_over_the_recipe(tmp_path, small_folder):
     assert Manifest.read(tmp_path / "again").fingerprint == manifest.fingerprint
 
 
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ("a.jsonl --min-jaccard 0.9", "--min-jaccard has no effect without "),
+        ("a.jsonl --num-files 2", "--num-files has no effect without "),
+    ],
+)
+def test_options_without_effect_are_refused(
+    words, reason, tmp_path, small_folder, capsys, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.jsonl",):
+        write_jsonl(tmp_path / name, ["hello"])
+    arguments = ["--source", *words.split(), "--tokenizer", str(small_folder)]
+    code = prepare([*arguments, "--workers", "1", "--out", "out"])
+    assert code == (2 if reason else 0)
+    assert reason in capsys.readouterr().err
+
+
 def test_what_was_left_out_and_what_is_missing_is_said(tmp_path, small_folder, capsys):
     (tmp_path / "texts").mkdir()
     known = " ".join(f"word{n}" for n in range(8))
