@@ -3,6 +3,7 @@
 Slow packages are imported after the checks.
 """
 
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,6 +12,8 @@ from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from fsspec.utils import glob_translate
 
 from data_prep.corpora import MIRROR, find_corpus
 from data_prep.input_files import Corpus
@@ -276,12 +279,29 @@ def _check_source(source: SourceSettings, out: Path, downloads: Path) -> None:
                 f"--{option} lies in the source '{source.path}'; write elsewhere"
             )
 
+    # Once they are there, a glob that matches them would be another source than before.
+    records = ("rejected.jsonl.zst", "duplicates.jsonl.zst", f"val/{source.name}.jsonl")
+    for name in records:
+        if _matches(path, target / name):
+            raise UserError(
+                f"source '{source.path}' would match '{out / name}', which may be "
+                "written; give another --out"
+            )
+
     files = source_files(Source(source.name, Path(source.path)))
     if any(file.resolve().is_relative_to(target) for file in files):
         raise UserError(
             f"source '{source.path}' lies in --out '{out}', which may be replaced; "
             "give another --out"
         )
+
+
+def _matches(pattern: Path, path: Path) -> bool:
+    """Whether a glob matches a path, which need not exist."""
+    try:
+        return re.match(glob_translate(str(pattern)), str(path)) is not None
+    except ValueError:  # `**` within a component, which is a `*` there
+        return False
 
 
 def _summary(manifest: Manifest) -> str:
