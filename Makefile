@@ -19,7 +19,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(BIN)/pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 OUT ?= data/nemotron-cc
 SOURCE ?= nemotron-cc
-TOKENIZER ?= $(if $(CONFIG)$(filter sample,$(SOURCE)),,gpt2)
+TOKENIZER ?= $(if $(CONFIG)$(filter sample primitives,$(SOURCE)),,gpt2)
 
 help: ## Lists the targets.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16

@@ -3,6 +3,7 @@
 Slow packages are imported after the checks.
 """
 
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,6 +13,8 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fsspec.utils import glob_translate
+
 from data_prep.corpora import MIRROR, find_corpus
 from data_prep.input_files import Corpus
 from data_prep.packaged import PACKAGED
@@ -19,7 +22,7 @@ from data_prep.settings import Preparation, SourceSettings, settings_from
 from data_prep.text import SHORTEST, Contamination, words_of
 from dualpath_cli.base.errors import RunFailed, UserError, describe_system_error
 from dualpath_cli.base.files import folder_of
-from dualpath_cli.base.output import say
+from dualpath_cli.base.output import number_of, say
 from dualpath_cli.base.processes import cores
 from dualpath_cli.base.ranges import Place, Size, check_ranges
 from dualpath_cli.data.documents import (
@@ -93,6 +96,7 @@ class Prepare(Preparation):
         keys = {field.name for field in fields(Preparation)}.intersection(self.given)
         options = {key: getattr(self, key) for key in keys}
         settings = settings_from(values | options)
+        self._check_effects(settings)
 
         # Without a limit all of Nemotron-CC would come: terabytes.
         is_unlimited = settings.tokens is None and settings.num_files is None
@@ -100,6 +104,21 @@ class Prepare(Preparation):
         if is_unlimited and has_nemotron:
             return replace(settings, num_files=Size(1))
         return settings
+
+    def _check_effects(self, settings: Preparation) -> None:
+        """Refuses options that would change nothing."""
+        if "min_jaccard" in self.given and settings.duplicates != "near":
+            raise UserError(
+                "--min-jaccard has no effect without --duplicates near; add that, or "
+                "leave it out"
+            )
+
+        downloads = any(source.is_remote for source in settings.sources)
+        if "num_files" in self.given and not downloads:
+            raise UserError(
+                "--num-files has no effect without a source that is downloaded; leave "
+                "it out"
+            )
 
 
 def prepare(options: Prepare) -> None:
@@ -158,7 +177,7 @@ def _prepare(settings: Preparation, options: Prepare) -> None:
         return
 
     wanted = wanted_tokens(settings)
-    counts = announce_downloads(corpora, wanted, out, downloads, options.yes)
+    counts = announce_downloads(corpora, wanted, tokenizer, out, downloads, options.yes)
     with (
         _engine(options, out, corpora) as (engine, task_bytes),
         Fetcher(corpora, downloads, counts) as fetcher,
@@ -168,7 +187,7 @@ def _prepare(settings: Preparation, options: Prepare) -> None:
         )
 
     say(f"{out}: {_summary(manifest)}", sys.stdout)
-    _warn(settings, manifest)
+    _warn(settings, corpora, manifest)
 
 
 @contextmanager
@@ -219,7 +238,7 @@ def _evaluation_texts(source: Source) -> Iterator[str]:
 
     left_out = f", and not with {short}" if compared < count else ""
     say(
-        f"decontaminate: documents are compared with {compared:,} texts of "
+        f"decontaminate: documents are compared with {number_of(compared, 'text')} of "
         f"'{source.path}'{left_out}"
     )
 
@@ -260,6 +279,15 @@ def _check_source(source: SourceSettings, out: Path, downloads: Path) -> None:
                 f"--{option} lies in the source '{source.path}'; write elsewhere"
             )
 
+    # Once they are there, a glob that matches them would be another source than before.
+    records = ("rejected.jsonl.zst", "duplicates.jsonl.zst", f"val/{source.name}.jsonl")
+    for name in records:
+        if _matches(path, target / name):
+            raise UserError(
+                f"source '{source.path}' would match '{out / name}', which may be "
+                "written; give another --out"
+            )
+
     files = source_files(Source(source.name, Path(source.path)))
     if any(file.resolve().is_relative_to(target) for file in files):
         raise UserError(
@@ -268,25 +296,37 @@ def _check_source(source: SourceSettings, out: Path, downloads: Path) -> None:
         )
 
 
+def _matches(pattern: Path, path: Path) -> bool:
+    """Whether a glob matches a path, which need not exist."""
+    try:
+        return re.match(glob_translate(str(pattern)), str(path)) is not None
+    except ValueError:  # `**` within a component, which is a `*` there
+        return False
+
+
 def _summary(manifest: Manifest) -> str:
     sources = manifest.sources
+    rejected = sum(source.total_rejected for source in sources)
+    exact = sum(source.exact_duplicates for source in sources)
+    near = sum(source.near_duplicates for source in sources)
+    held_out = sum(source.validation for source in sources)
     left_out = {
-        "rejected": sum(source.total_rejected for source in sources),
-        "exact duplicates": sum(source.exact_duplicates for source in sources),
-        "near-duplicates": sum(source.near_duplicates for source in sources),
-        "held out": sum(source.validation for source in sources),
+        f"{rejected:,} rejected": rejected,
+        number_of(exact, "exact duplicate"): exact,
+        number_of(near, "near-duplicate"): near,
+        f"{held_out:,} held out": held_out,
     }
     parts = [
-        f"{manifest.tokens:,} tokens ({manifest.dtype}) of {manifest.documents:,} "
-        "documents",
+        f"{manifest.tokens:,} tokens ({manifest.dtype}) of "
+        + number_of(manifest.documents, "document"),
         f"{manifest.text_bytes / manifest.tokens:.2f} bytes a token",
-        *(f"{count:,} {reason}" for reason, count in left_out.items() if count),
+        *(text for text, count in left_out.items() if count),
         f"fingerprint {manifest.fingerprint[:12]}",
     ]
     return ", ".join(parts)
 
 
-def _warn(settings: Preparation, manifest: Manifest) -> None:
+def _warn(settings: Preparation, corpora: Sequence[Corpus], manifest: Manifest) -> None:
     """Prints faults, rejected documents, and the source that ended the mix."""
     for source in manifest.sources:
         for fault in source.faults:
@@ -309,10 +349,17 @@ def _warn(settings: Preparation, manifest: Manifest) -> None:
         counts.passes / source.max_epochs
         for source, counts in zip(settings.sources, manifest.sources, strict=True)
     ]
-    used_up = manifest.sources[used.index(max(used))]
-    way_out = "lower its weight or raise its max_epochs in a recipe"
+    used_up = corpora[used.index(max(used))]
+    name = used_up.settings.name
+    ways_out = ["raise its max_epochs in a recipe"]
+    if len(corpora) > 1:
+        ways_out.insert(0, "lower its weight")
+    if used_up.settings.is_remote and len(used_up.files) == settings.num_files:
+        ways_out.insert(0, "raise --num-files")
+    way_out = " or ".join(ways_out)
+
     if settings.tokens and manifest.tokens < settings.tokens:
         few = f"{manifest.tokens:,} tokens instead of {settings.tokens:,}"
-        say(f"warning: {few}: source '{used_up.name}' has no more; {way_out}")
-    elif not settings.tokens and settings.shares() and len(settings.sources) > 1:
-        say(f"the mix ends with source '{used_up.name}'; for more, {way_out}")
+        say(f"warning: {few}: source '{name}' has no more; {way_out}")
+    elif not settings.tokens and settings.shares() and len(corpora) > 1:
+        say(f"the mix ends with source '{name}'; for more, {way_out}")

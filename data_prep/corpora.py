@@ -31,8 +31,6 @@ from dualpath_cli.data.rows import kind_of, suffixes
 from dualpath_cli.data.storage import sha256_of
 
 FILE_BYTES = 350_000_000  # size of an average file of Nemotron-CC
-TOKENS_PER_BYTE = 200_000_000 / FILE_BYTES
-"""Tokens in a compressed byte of Nemotron-CC; assumed for other corpora, too."""
 
 # An answer without end would fill the memory.
 MOST_LIST_BYTES = 1 << 26  # of Nemotron-CC's list of files, as stored and decompressed

@@ -4,13 +4,13 @@ import json
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 from rich.filesize import decimal
 
-from data_prep.corpora import TOKENS_PER_BYTE
 from data_prep.download import Unavailable
 from data_prep.engine import Engine
 from data_prep.input_files import Corpus, InputFile
@@ -110,17 +110,12 @@ class _Walk:
 
         until = self.job.until
         if until is not None and self.encoded.tokens >= until:
+            self._check_unchanged(self.job.corpus.files[self._place])
             self.encoded.complete = False
             (self.job.folder / ENOUGH).touch()
 
     def _end_file(self, end: FileEnd) -> None:
-        file = self.job.corpus.files[self._place]
-        if file.has_changed():
-            raise UserError(
-                f"{file.name}: changed while it was prepared; start again with "
-                "--overwrite"
-            )
-
+        self._check_unchanged(self.job.corpus.files[self._place])
         if end.fault:
             if self._strict:
                 raise UserError(end.fault)
@@ -128,6 +123,13 @@ class _Walk:
         self.encoded.fetched &= end.fetched
         self._place += 1
         self._number = 0
+
+    def _check_unchanged(self, file: InputFile) -> None:
+        if file.has_changed():
+            raise UserError(
+                f"{file.name}: changed while it was prepared; start again with "
+                "--overwrite"
+            )
 
     def next_files(self) -> list[int]:
         """The places of files to read next, by an estimate of what they hold."""
@@ -144,21 +146,24 @@ class _Walk:
         for place in places:
             if missing <= 0.0:
                 break
-            missing -= density * max(self.job.corpus.files[place].size, 1)
+            file = self.job.corpus.files[place]
+            missing -= density * max(file.size, 1) or file.likely_tokens
             chosen.append(place)
         return chosen
 
     def _tokens_per_byte(self) -> float:
+        """Tokens in a stored byte of the pieces that are there; 0 without any."""
         pieces = [counts for file in self.files for counts in file.counts.values()]
         stored = sum(counts.stored for counts in pieces)
         tokens = sum(counts.tokens for counts in pieces)
-        return tokens / stored if tokens and stored else TOKENS_PER_BYTE
+        return tokens / stored if stored else 0.0
 
 
 class _EncodingProgress(Progress):
     """Shows on stderr how much of the corpora is read, or of the tokens wanted."""
 
-    def __init__(self, jobs: Sequence[Job]) -> None:
+    def __init__(self, jobs: Sequence[Job], found: Iterable[PieceCounts]) -> None:
+        """`found` are pieces that are there already."""
         tokens = sum(job.until or 0 for job in jobs)
         size = sum(file.size for job in jobs for file in job.corpus.files)
         self._by_bytes = not tokens
@@ -170,15 +175,20 @@ class _EncodingProgress(Progress):
         total = tokens or size or None
         console = plain_console(stderr=True)
         super().__init__(console, "reading", amounts, total, transient=True)
+        # They took no time now: the time left is by the pace of new ones.
+        self.begin(total, sum(map(self._amount, found)))
 
     def add_received(self, size: int) -> None:
         """Counts bytes downloaded; called from other threads."""
         self._received += size
         self._show_more(0)
 
-    def add_piece(self, counts: PieceCounts, *, is_new: bool = True) -> None:
-        self._tokens += counts.tokens * is_new
-        self._show_more(counts.stored if self._by_bytes else counts.tokens)
+    def add_piece(self, counts: PieceCounts) -> None:
+        self._tokens += counts.tokens
+        self._show_more(self._amount(counts))
+
+    def _amount(self, counts: PieceCounts) -> int:
+        return counts.stored if self._by_bytes else counts.tokens
 
     def _show_more(self, amount: int) -> None:
         speed = self._tokens / max(time.monotonic() - self._begun, 1e-9)
@@ -216,11 +226,10 @@ class Encoder:
             (job.folder / ENOUGH).unlink(missing_ok=True)
 
         walks = [_Walk(job, self._files[job.folder], self._strict) for job in jobs]
-        with _EncodingProgress(jobs) as progress:
+        files = chain.from_iterable(walk.files for walk in walks)
+        found = chain.from_iterable(file.counts.values() for file in files)
+        with _EncodingProgress(jobs, found) as progress:
             for walk in walks:
-                for file in walk.files:
-                    for counts in file.counts.values():
-                        progress.add_piece(counts, is_new=False)
                 walk.go_on()
 
             # Files of all corpora are read at the same time: no worker waits for the

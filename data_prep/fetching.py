@@ -10,18 +10,19 @@ from pathlib import Path
 
 from rich.filesize import decimal
 
-from data_prep.corpora import TOKENS_PER_BYTE
 from data_prep.download import Downloads
 from data_prep.input_files import Corpus, InputFile, RemoteFile
 from data_prep.out_folder import bytes_made
-from dualpath_cli.base.errors import UserError
+from data_prep.pieces import token_type
+from dualpath_cli.base.errors import UserError, listed
 from dualpath_cli.base.output import say
 from dualpath_cli.data.rows import OnRead
+from dualpath_cli.data.tokenizer import Tokenizer
 
 ASK_ABOVE = 20 * 10**9  # bytes to download that need --yes
 
-DISK_BYTES_PER_TOKEN = 5.0
-"""Two bytes in pieces, two in shards, and the records of each document."""
+RECORD_BYTES_PER_TOKEN = 1.0
+"""Bytes of the records of a document, spread over its tokens."""
 
 CONNECTIONS = 4  # files that are fetched at a time, and ahead of their reader
 
@@ -29,6 +30,7 @@ CONNECTIONS = 4  # files that are fetched at a time, and ahead of their reader
 def announce_downloads(
     corpora: Sequence[Corpus],
     wanted: Sequence[int | None],
+    tokenizer: Tokenizer,
     out: Path,
     downloads: Path,
     yes: bool,
@@ -37,7 +39,7 @@ def announce_downloads(
 
     Both are estimates from the sizes of files. `wanted` are tokens of each corpus, None
     for all. What an interrupted preparation has on the disk is not needed again. Raises
-    UserError for more than the disk can hold, and for a large download without `yes`.
+    UserError for more than a disk can hold, and for a large download without `yes`.
     """
     counts = []
     download = 0
@@ -48,20 +50,31 @@ def announce_downloads(
         download += _bytes_to_download(files, downloads)
         tokens += _tokens_to_read(files, target)
 
-    data = tokens * DISK_BYTES_PER_TOKEN
-    disk = round(download + max(data - bytes_made(out), 0))
-    free = _free_bytes(out)
+    # A token is in a piece and in a shard.
+    data = tokens * (2 * token_type(tokenizer)().itemsize + RECORD_BYTES_PER_TOKEN)
+    data_left = round(max(data - bytes_made(out), 0))
+    needs = [("--out", out, data_left), ("--downloads", downloads, download)]
+    if _existing(out).stat().st_dev == _existing(downloads).stat().st_dev:
+        needs = [("--out", out, data_left + download)]
+
     if download:
+        uses = [
+            f"{decimal(needed)} of the {decimal(_free_bytes(folder))} free at {folder}"
+            for _, folder, needed in needs
+        ]
         say(
-            f"downloads about {decimal(download)} into {downloads} and uses about "
-            f"{decimal(disk)} of the disk in all; {decimal(free)} are free"
+            f"downloads about {decimal(download)} into {downloads}; takes about "
+            + listed(uses)
         )
 
-    if disk > free:
-        raise UserError(
-            f"--out '{out}': about {decimal(disk)} are needed and {decimal(free)} are "
-            "free; name a larger disk, fewer --num-files or fewer --tokens"
-        )
+    for option, folder, needed in needs:
+        free = _free_bytes(folder)
+        if needed > free:
+            raise UserError(
+                f"{option} '{folder}': about {decimal(needed)} are needed and "
+                f"{decimal(free)} are free; name a larger disk, fewer --num-files or "
+                "fewer --tokens"
+            )
     if download > ASK_ABOVE and not yes:
         raise UserError(
             f"about {decimal(download)} would be downloaded; add --yes (make: YES=1), "
@@ -75,8 +88,7 @@ def _files_to_read(corpus: Corpus, target: int | None) -> list[InputFile]:
     if target is None:
         return corpus.files
 
-    tokens_of_first = max(corpus.files[0].size, 1) * TOKENS_PER_BYTE
-    return corpus.files[: math.ceil(target / tokens_of_first)]
+    return corpus.files[: math.ceil(target / corpus.files[0].likely_tokens)]
 
 
 def _bytes_to_download(files: Sequence[InputFile], downloads: Path) -> int:
@@ -88,16 +100,21 @@ def _bytes_to_download(files: Sequence[InputFile], downloads: Path) -> int:
 
 
 def _tokens_to_read(files: Sequence[InputFile], target: int | None) -> float:
-    available = sum(file.size for file in files) * TOKENS_PER_BYTE
+    available = sum(file.likely_tokens for file in files)
     return available if target is None else min(available, target)
 
 
-def _free_bytes(out: Path) -> int:
+def _free_bytes(folder: Path) -> int:
     """Free bytes of the disk that a folder is on, or will be."""
-    place = out.resolve()
+    return shutil.disk_usage(_existing(folder)).free
+
+
+def _existing(folder: Path) -> Path:
+    """The folder, or the first one above it that exists."""
+    place = folder.resolve()
     while not place.exists():
         place = place.parent
-    return shutil.disk_usage(place).free
+    return place
 
 
 class Fetcher:

@@ -11,12 +11,13 @@ from rich.text import Text
 
 from data_prep.compared import show_pairs
 from dualpath_cli.base.errors import UserError
-from dualpath_cli.base.output import printable
+from dualpath_cli.base.output import number_of, printable
 from dualpath_cli.base.ranges import Place, check_ranges
 from dualpath_cli.data.manifest import (
     AGAIN,
     HEADER,
     MANIFEST,
+    MOVE_AWAY,
     Manifest,
     explaining_read_errors,
 )
@@ -74,7 +75,7 @@ def inspect(options: Inspect) -> str:
     chunks = _MappedChunks(manifest, folder)
     contradiction = contradicts(manifest, chunks.borders)
     if contradiction:
-        raise UserError(f"{folder}/{MANIFEST}: {contradiction}; {AGAIN}")
+        raise UserError(f"{folder}/{MANIFEST}: {contradiction}; {MOVE_AWAY}")
 
     console = plain_console(highlight=False)
     report(manifest, np.diff(chunks.borders), console)
@@ -200,7 +201,8 @@ def report(
         "fingerprint": manifest.fingerprint,
         "tokenizer": f"{manifest.tokenizer}, {manifest.vocab_size:,} entries",
         "tokens": (
-            f"{manifest.tokens:,} ({manifest.dtype}, {len(manifest.chunks):,} chunks)"
+            f"{manifest.tokens:,} ({manifest.dtype}, "
+            f"{number_of(len(manifest.chunks), 'chunk')})"
         ),
         "documents": f"{manifest.documents:,}",
         "bytes a token": f"{manifest.text_bytes / manifest.tokens:.2f}",

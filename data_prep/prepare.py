@@ -36,7 +36,7 @@ from data_prep.shards import Plan, WriteChunk, write_index
 from data_prep.text import Contamination
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.files import read_json
-from dualpath_cli.base.output import say
+from dualpath_cli.base.output import number_of, say
 from dualpath_cli.data.manifest import INDEX, MANIFEST, Manifest, StoredFile
 from dualpath_cli.data.storage import file_sizes
 from dualpath_cli.data.tokenizer import TOKENIZER, Tokenizer
@@ -138,14 +138,15 @@ def _check_is_data(out: Path) -> None:
     """Checks that a folder has no files but those of data: all may be deleted later."""
     try:
         content = read_json(out / MANIFEST)
-        listed = [file["name"] for key in ("chunks", "beside") for file in content[key]]
+        known = {file["name"] for key in ("chunks", "beside") for file in content[key]}
         content["fingerprint"], content["request"]
     except (UserError, KeyError, TypeError):
         raise UserError(
-            f"--out '{out}' exists and is not a data folder; choose another one"
+            f"--out '{out}' exists and is not a data folder, or its {MANIFEST} is "
+            "damaged; move it away, or choose another one"
         ) from None
 
-    known = {MANIFEST, INDEX, TOKENIZER, *listed}
+    known |= {MANIFEST, INDEX, TOKENIZER}
     strangers = sorted(file_sizes(out).keys() - known)
     if strangers:
         raise UserError(
@@ -273,8 +274,8 @@ class _Preparation:
         if ranges > 1 or total > SAY_ABOVE:
             say(
                 f"--duplicates {settings.duplicates}: {total:,} documents are judged "
-                f"in {ranges} ranges of keys, each in up to {decimal(self.memory)} of "
-                "memory"
+                f"in {number_of(ranges, 'range')} of keys, each in up to "
+                f"{decimal(self.memory)} of memory"
             )
 
         judgement = Judgement(
@@ -420,7 +421,7 @@ def _why_nothing(settings: Preparation, pieces: Path, mixed: _Mixed) -> str:
         way_out = "lower --val-fraction" if held_out else "leave the source out"
         return (
             f"no document of {path} is left to write: {held_out:,} held out, "
-            f"{duplicates:,} duplicates; {way_out}"
+            f"{number_of(duplicates, 'duplicate')}; {way_out}"
         )
 
     rejected = (

@@ -26,6 +26,11 @@ def printable(text: str, keep: str = LAYOUT) -> str:
     return "".join(c if c.isprintable() or c in keep else repr(c)[1:-1] for c in text)
 
 
+def number_of(count: int, noun: str) -> str:
+    """A count and its noun: `1 document`, `2,000 documents`."""
+    return f"{count:,} {noun}" + "s" * (count != 1)
+
+
 def one_line(text: str) -> str:
     """Returns a message as one line of bounded length.
 

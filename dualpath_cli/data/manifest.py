@@ -37,6 +37,10 @@ AGAIN = (
 )
 """The way out where a data folder is damaged."""
 
+MOVE_AWAY = "copy the folder here again, or move it away and prepare it again"
+"""The way out where the manifest is damaged: nothing else tells which files are data,
+so `--overwrite` deletes none."""
+
 _MADE_BY = {
     "data/sample": "`dualpath prepare --source sample --out data/sample`",
     "data/primitives": "`dualpath prepare --source primitives --out data/primitives`",
@@ -205,11 +209,11 @@ class Manifest:
             stored = content.pop("fingerprint", None)
             manifest: Manifest = _as_type(cls, content)
         except ValueError as error:
-            raise UserError(f"{path}: cannot be read ({error}); {AGAIN}") from None
+            raise UserError(f"{path}: cannot be read ({error}); {MOVE_AWAY}") from None
 
         if manifest.fingerprint != stored:
             raise UserError(
-                f"{path}: its fingerprint does not fit its content; {AGAIN}"
+                f"{path}: its fingerprint does not fit its content; {MOVE_AWAY}"
             )
         return manifest
 
@@ -326,7 +330,7 @@ def _no_manifest(folder: str | Path) -> UserError:
         )
 
     if is_remote(folder) or is_data_folder(folder):
-        return UserError(f"data folder '{folder}' has no {MANIFEST}; {AGAIN}")
+        return UserError(f"data folder '{folder}' has no {MANIFEST}; {MOVE_AWAY}")
 
     # Perhaps the user's texts: no advice may end in their loss.
     return UserError(
@@ -363,10 +367,10 @@ def _parse_object(path: str, text: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         # not JSON, not UTF-8, a number without end
         reason = f"{type(error).__name__}: {error}"
-        raise UserError(f"{path}: cannot be read ({reason}); {AGAIN}") from None
+        raise UserError(f"{path}: cannot be read ({reason}); {MOVE_AWAY}") from None
 
     if not isinstance(content, dict):
-        raise UserError(f"{path}: cannot be read (not a JSON object); {AGAIN}")
+        raise UserError(f"{path}: cannot be read (not a JSON object); {MOVE_AWAY}")
     return content
 
 

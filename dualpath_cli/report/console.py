@@ -108,8 +108,13 @@ def counted(unit: str) -> Amounts:
 
 
 def bytes_of_bytes(done: int, total: int | None) -> str:
-    """Amounts in bytes: `1.2 MB of 3.4 MB`."""
-    return decimal(done) if total is None else f"{decimal(done)} of {decimal(total)}"
+    """Amounts in bytes: `1.2 MB of 3.4 MB`.
+
+    Beyond a total, which was an estimate: `3.6 MB`.
+    """
+    if total is None or done > total:
+        return decimal(done)
+    return f"{decimal(done)} of {decimal(total)}"
 
 
 def duration(seconds: float) -> str:

@@ -2,6 +2,7 @@
 find."""
 
 import dataclasses
+import gzip
 import hashlib
 import json
 import random
@@ -19,7 +20,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep import corpora, packaged, sample
+from data_prep import corpora, fetching, packaged, sample
 from data_prep import tokenizer as tokenizer_command
 from data_prep.settings import settings_from
 from dualpath_cli.base.errors import RunFailed, UserError
@@ -136,6 +137,28 @@ def test_options_win_over_the_recipe(tmp_path, small_folder):
     assert Manifest.read(tmp_path / "again").fingerprint == manifest.fingerprint
 
 
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ("a.jsonl --min-jaccard 0.9", "--min-jaccard has no effect without "),
+        ("a.jsonl --num-files 2", "--num-files has no effect without "),
+        ("a=**/*.jsonl", "would match 'out/val/a.jsonl', which may be written"),
+        ("**/*.zst", "would match 'out/rejected.jsonl.zst', which may be written"),
+        ("*.jsonl", ""),
+    ],
+)
+def test_options_without_effect_and_globs_of_the_output_are_refused(
+    words, reason, tmp_path, small_folder, capsys, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.jsonl", "b.jsonl.zst"):
+        write_jsonl(tmp_path / name, ["hello"])
+    arguments = ["--source", *words.split(), "--tokenizer", str(small_folder)]
+    code = prepare([*arguments, "--workers", "1", "--out", "out"])
+    assert code == (2 if reason else 0)
+    assert reason in capsys.readouterr().err
+
+
 def test_what_was_left_out_and_what_is_missing_is_said(tmp_path, small_folder, capsys):
     (tmp_path / "texts").mkdir()
     known = " ".join(f"word{n}" for n in range(8))
@@ -149,16 +172,17 @@ def test_what_was_left_out_and_what_is_missing_is_said(tmp_path, small_folder, c
     arguments += ["--tokens", "1000", "--workers", "1", "--out", str(tmp_path / "out")]
     assert prepare([*arguments, "--decontaminate", str(benchmark)]) == 0
     captured = capsys.readouterr()
-    assert "2 rejected, 1 exact duplicates, fingerprint" in captured.out
+    assert "2 rejected, 1 exact duplicate, fingerprint" in captured.out
     compared, *faults = captured.err.splitlines()
-    assert compared.startswith("decontaminate: documents are compared with 1 texts of ")
+    assert compared.startswith("decontaminate: documents are compared with 1 text of ")
     assert compared.endswith("benchmark.jsonl', and not with 2 of fewer than 8 words")
     assert len(faults) == 4
     assert all(line.startswith("warning: ") for line in faults)
     assert "b.jsonl.gz: cannot be read" in faults[0]
     assert "1 of 5 documents contaminated" in faults[1]
     assert "1 of 5 documents empty" in faults[2]
-    assert "tokens instead of 1,000: source 'texts' has no more" in faults[3]
+    way_out = "source 'texts' has no more; raise its max_epochs in a recipe"
+    assert faults[3].endswith(f" tokens instead of 1,000: {way_out}")
     assert rows_of(tmp_path / "out" / "rejected.jsonl.zst")[1]["detail"] == known
 
 
@@ -187,6 +211,25 @@ def test_evaluation_texts_that_no_document_can_be_compared_with_are_refused(
     )
     assert said in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("size", "name", "code"),
+    [("small", "a.jsonl", 0), ("large", "a.jsonl", 2), ("small", "a.jsonl.gz", 2)],
+)
+def test_the_disk_that_is_needed_goes_by_the_size_of_a_token_and_compression(
+    size, name, code, small, large, tmp_path, capsys, monkeypatch
+):
+    text = write_jsonl(tmp_path / "text", [f"hello {n} times" for n in range(99)])
+    content = text.read_bytes()
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+    free = 2 * path.stat().st_size
+    monkeypatch.setattr(fetching, "_free_bytes", lambda folder: free)
+    {"small": small, "large": large}[size].save(tmp_path)
+    words = ["--source", str(path), "--tokenizer", str(tmp_path)]
+    assert prepare([*words, "--workers", "1", "--out", str(tmp_path / "out")]) == code
+    assert ("are needed and" in capsys.readouterr().err) == bool(code)
 
 
 def test_a_share_that_holds_nothing_out_is_said(tmp_path, small_folder, capsys):

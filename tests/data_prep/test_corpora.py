@@ -8,14 +8,16 @@ import gzip
 import hashlib
 import itertools
 import json
+import re
 from pathlib import Path, PurePosixPath
+from types import SimpleNamespace
 from urllib.parse import quote
 
 import pytest
 import zstandard
 from huggingface_hub import constants
 
-from data_prep import corpora, download, encoding, fetching
+from data_prep import corpora, download, fetching, input_files
 from data_prep.corpora import hub_files, nemotron_files
 from data_prep.download import Downloads
 from dualpath_cli.base.errors import UserError
@@ -163,11 +165,13 @@ def run(web: Web, order: list[str], small_folder: Path, tmp_path: Path):
 
 
 def test_as_many_files_are_taken_as_asked_for_or_as_the_tokens_need(
-    order, run, web, tmp_path, monkeypatch
+    order, run, web, tmp_path, capsys, monkeypatch
 ):
     assert run("one") == 0
     assert sorted(texts_of(tmp_path / "one")) == sorted(texts_in(order[0]))
-    assert run("two", "--num-files", "2") == 0
+    assert run("two", "--num-files", "2", "--tokens", "1M") == 0
+    way_out = "no more; raise --num-files or raise its max_epochs in a recipe\n"
+    assert way_out in capsys.readouterr().err
     assert sorted(texts_of(tmp_path / "two")) == sorted(
         [*texts_in(order[0]), *texts_in(order[1])]
     )
@@ -175,8 +179,8 @@ def test_as_many_files_are_taken_as_asked_for_or_as_the_tokens_need(
     assert [web.asked(path) for path in order] == [1, 1] + [0] * 7
     a_file = Manifest.read(tmp_path / "one").tokens
     # As if one token took a byte: these files compress far better than real ones.
-    for module in (fetching, encoding):
-        monkeypatch.setattr(module, "TOKENS_PER_BYTE", a_file / corpora.FILE_BYTES)
+    density = a_file / corpora.FILE_BYTES
+    monkeypatch.setattr(input_files, "TOKENS_PER_STORED_BYTE", density)
     assert run("some", "--tokens", str(int(2.5 * a_file))) == 0
     manifest = Manifest.read(tmp_path / "some")
     assert 0 <= manifest.tokens - int(2.5 * a_file) < 200
@@ -224,7 +228,7 @@ def test_much_to_download_is_asked_about_and_a_small_disk_noticed_first(
     assert "downloads about" in said
     assert "--yes" in said
     with monkeypatch.context() as patch:
-        patch.setattr(fetching, "DISK_BYTES_PER_TOKEN", 1e18)
+        patch.setattr(fetching, "RECORD_BYTES_PER_TOKEN", 1e18)
         assert run("out") == 2
     assert "are needed and" in capsys.readouterr().err
     assert not any(web.asked(path) for path in order)
@@ -242,13 +246,32 @@ def test_a_disk_that_an_interrupted_preparation_has_filled_is_enough_to_continue
         patch.setattr(Manifest, "write", killed)
         assert run("out") == 130
     made = sum(map(len, contents(tmp_path / "out.partial").values()))
-    monkeypatch.setattr(fetching, "TOKENS_PER_BYTE", 1.0)
-    monkeypatch.setattr(fetching, "DISK_BYTES_PER_TOKEN", 1e9)
+    monkeypatch.setattr(input_files, "TOKENS_PER_STORED_BYTE", 1.0)
+    monkeypatch.setattr(fetching, "RECORD_BYTES_PER_TOKEN", 1e9 - 4)
     needed = round(corpora.FILE_BYTES * 1e9)
     monkeypatch.setattr(fetching, "_free_bytes", lambda out: needed - made)
     assert run("other") == 2
     assert "are needed and" in capsys.readouterr().err
     assert run("out") == 0
+
+
+def test_each_disk_needs_room_for_what_comes_onto_it(
+    run, tmp_path, capsys, monkeypatch
+):
+    size = corpora.FILE_BYTES
+    free = {"out": 3 * size, "downloads": size - 1}
+    monkeypatch.setattr(fetching, "_free_bytes", lambda folder: free[folder.name])
+
+    def on_own_disk(folder: Path) -> SimpleNamespace:
+        return SimpleNamespace(stat=lambda: SimpleNamespace(st_dev=folder.name))
+
+    monkeypatch.setattr(fetching, "_existing", on_own_disk)
+    assert run("out") == 2
+    assert f"--downloads '{tmp_path}/downloads': about " in capsys.readouterr().err
+    free["downloads"] = size
+    assert run("out") == 0
+    said = capsys.readouterr().err
+    assert re.search(r"takes about .* free at .*/out, .* free at .*/downloads\n", said)
 
 
 # Datasets of the hub

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from data_prep import encoding
+from data_prep.inspection import Inspect, inspect
 from data_prep.prepare import finished
 from dualpath_cli.base.errors import UserError
-from dualpath_cli.data.manifest import Manifest
-from tests.data.faulty_data import intact
+from dualpath_cli.data.manifest import MANIFEST, Manifest
+from tests.data.faulty_data import cut, edited, intact, put, remove
 from tests.data_prep.conftest import contents, prepare, source, write_jsonl
 
 TEXTS = ["hello", "", "a <|endoftext|> in the text", "hello hello"]
@@ -59,6 +60,28 @@ def test_a_damaged_folder_is_made_again_when_it_may_be_replaced(ask, out, tmp_pa
         assert contents(out) == expected, name
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        remove(MANIFEST),
+        cut(MANIFEST),
+        put(MANIFEST, b"{}"),
+        edited(MANIFEST, "chunks", [{"name": []}]),
+        edited(MANIFEST, "documents", "2"),
+        edited(MANIFEST, "documents", 9),  # as another number it can still be read
+    ],
+)
+def test_the_way_out_of_a_damaged_manifest_leads_out(damage, ask, out, tmp_path):
+    asked = ask(TEXTS)
+    manifest = prepare(asked)
+    damage(out)
+    way_out = "or move it away and prepare it again$"
+    with pytest.raises(UserError, match=way_out):
+        inspect(Inspect(str(out)))
+    out.rename(tmp_path / "away")
+    assert prepare(asked) == manifest
+
+
 def test_a_strangers_file_in_a_data_folder_is_not_deleted(ask, out, tmp_path):
     prepare(ask(TEXTS))
     (out / "notes").mkdir()
@@ -85,7 +108,7 @@ def test_what_appears_meanwhile_under_the_final_name_is_not_deleted(
         with pytest.raises(UserError, match="not a data folder"):
             prepare(asked)
     for overwrite in (False, True):
-        with pytest.raises(UserError, match="not a data folder"):
+        with pytest.raises(UserError, match=r"not a data folder.* move it away, or"):
             finished(asked, overwrite)
     assert [path.name for path in out.iterdir()] == ["manifest.json"]
     out.rename(tmp_path / "page")

@@ -11,7 +11,7 @@ import pytest
 
 from data_prep import encoding
 from data_prep.download import Unavailable
-from data_prep.input_files import InputFile
+from data_prep.input_files import Corpus, InputFile
 from data_prep.piece_maker import PieceMaker
 from data_prep.pieces import PieceCounts
 from dualpath_cli.base.errors import UserError
@@ -148,8 +148,9 @@ def test_another_tokenizer_in_the_same_process_writes_its_own_texts(
         assert Counter([*texts_of(out), *held_out]) == Counter(texts)
 
 
+@pytest.mark.parametrize("tokens", [None, 100])  # all, or a part of the first piece
 def test_a_source_that_changes_while_it_is_read_stops_the_preparation(
-    ask, out, tmp_path
+    tokens, ask, out, tmp_path
 ):
     path = write_jsonl(tmp_path / "a.jsonl", many(20))
 
@@ -158,7 +159,7 @@ def test_a_source_that_changes_while_it_is_read_stops_the_preparation(
         os.utime(path, ns=(1, 1))
         return path
 
-    asked = ask(path)
+    asked = ask(path, tokens=tokens)
     with pytest.raises(UserError, match="changed while it was prepared"):
         prepare(asked, fetch=changing)
     assert not out.exists()
@@ -186,6 +187,21 @@ def test_a_continued_preparation_makes_nothing_again_and_remembers_faults(
     monkeypatch.setattr(PieceMaker, "make", again)
     (fault,) = prepare(asked).sources[0].faults
     assert "b.jsonl.gz: cannot be read" in fault
+
+
+def test_the_time_left_is_by_the_pace_of_new_pieces(tmp_path, monkeypatch, capsys):
+    clock = [0.0]
+    monkeypatch.setattr("dualpath_cli.report.console.time.monotonic", lambda: clock[-1])
+    corpus = Corpus(source("a", "a.jsonl"), [])
+    jobs = [encoding.Job(corpus, tmp_path, until=1200)]
+    piece = PieceCounts(tokens=100)
+    progress = encoding._EncodingProgress(jobs, [piece] * 8)
+    for seconds in (60.0, 120.0):
+        clock.append(seconds)
+        progress.add_piece(piece)
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("reading: 1,000 of 1,200 tokens, ")
+    assert last.endswith(" tokens/s, 2.0 min left")
 
 
 def test_a_file_that_comes_after_chunks_were_written_is_in_the_data(

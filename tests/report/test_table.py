@@ -16,7 +16,12 @@ from hypothesis import strategies as st
 from matplotlib.colors import to_rgb
 
 from dualpath_cli.report import figures
-from dualpath_cli.report.console import Progress, counted, plain_console
+from dualpath_cli.report.console import (
+    Progress,
+    bytes_of_bytes,
+    counted,
+    plain_console,
+)
 from dualpath_cli.report.figures import DEEP, EVEN, FAMILY_COLORS, INK, SOURCES, WIDE
 from dualpath_cli.report.table import (
     Column,
@@ -236,6 +241,7 @@ def test_work_beyond_its_total_says_how_much_it_was_and_no_time_left(monkeypatch
         "reading: 8,000 of 10,000 tokens, 0.5 min left",
         "reading: 12,000 tokens, 10,000 wanted",
     ]
+    assert bytes_of_bytes(3_000, 2_000) == "3.0 kB"
 
 
 # The colours of figures, against a model of how people see, colour-blind ones too
