@@ -24,7 +24,7 @@ from dualpath_cli.data.storage import is_remote, sha256_of
 from dualpath_cli.data.tokenizer import Tokenizer
 from dualpath_cli.data.verification import Verify, verify_chunks
 from dualpath_cli.report.console import plain_console
-from dualpath_cli.report.table import Column, Table, show
+from dualpath_cli.report.table import Column, Table, amount, show
 
 SHOWN = 400  # characters shown of a document
 _TOKENS = 4 * SHOWN
@@ -200,7 +200,8 @@ def report(
         "fingerprint": manifest.fingerprint,
         "tokenizer": f"{manifest.tokenizer}, {manifest.vocab_size:,} entries",
         "tokens": (
-            f"{manifest.tokens:,} ({manifest.dtype}, {len(manifest.chunks):,} chunks)"
+            f"{manifest.tokens:,} ({manifest.dtype}, "
+            f"{amount('chunks', len(manifest.chunks))})"
         ),
         "documents": f"{manifest.documents:,}",
         "bytes a token": f"{manifest.text_bytes / manifest.tokens:.2f}",

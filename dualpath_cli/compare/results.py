@@ -27,7 +27,7 @@ from dualpath_cli.compare.tables import (
 from dualpath_cli.report import page
 from dualpath_cli.report.console import plain_console
 from dualpath_cli.report.figures import save
-from dualpath_cli.report.table import Table, format_csv, markdown, show
+from dualpath_cli.report.table import Table, amount, format_csv, markdown, show
 
 
 @dataclass(frozen=True)
@@ -156,8 +156,9 @@ def _lead(comparison: Comparison) -> str:
     }
     tests = "tests of the differences, " if comparison.tests_made else ""
     return (
-        f"Bits per byte of {len(folders):,} runs on validation text, lower is better: "
-        f"means over seeds beside the costs of each model, {tests}and training curves."
+        f"Bits per byte of {amount('runs', len(folders))} on validation text, lower is "
+        f"better: means over seeds beside the costs of each model, {tests}and training "
+        "curves."
     )
 
 

@@ -20,6 +20,7 @@ from dualpath_cli.report.table import (
     Column,
     Columns,
     Table,
+    amount,
     interval,
     with_error,
     with_interval,
@@ -203,7 +204,7 @@ def _score(c: Configuration, measure: str, error: bool) -> tuple[float, float | 
 def tables_of_tests(rows: Sequence[Difference], total: int) -> list[Table]:
     """A table for each group and baseline, or its pairs; `total` tests were made in
     all."""
-    tests = f"{total:,} {'test' if total == 1 else 'tests'}"
+    tests = amount("tests", total)
     return [
         _table_of_pairs(part, tests)
         if part[0].order

@@ -66,6 +66,11 @@ Columns = list[tuple[Column, Callable[[T], Any]]]
 """Columns, each with a function from a row's object to the value, for `Table.of`."""
 
 
+def amount(unit: str, count: int) -> str:
+    """Such as `31 documents`, `1 window`; `unit` is a plural in s."""
+    return f"{count:,} {unit if count != 1 else unit.removesuffix('s')}"
+
+
 def interval(spec: str) -> Callable[[tuple[float, float]], str]:
     """A format of both ends of an interval, each in a format such as `.3f`."""
 

@@ -145,7 +145,7 @@ def test_a_sweep_of_which_no_run_has_begun_says_how_to_begin(tmp_path, said):
     (tmp_path / "recipes/wide-seed_0.yaml").touch()
     error = said("compare", tmp_path)
     assert (
-        "has begun, 1 are planned; dualpath sweep with the same options and --yes"
+        "has begun, of 1 planned; dualpath sweep with the same options and --yes"
         in error
     )
 

@@ -21,6 +21,7 @@ from dualpath_cli.report.figures import DEEP, EVEN, FAMILY_COLORS, INK, SOURCES,
 from dualpath_cli.report.table import (
     Column,
     Table,
+    amount,
     interval,
     markdown,
     show,
@@ -79,6 +80,11 @@ def shown(
 )
 def test_a_value_becomes_text_by_its_columns_format(column, value, text):
     assert column.text(value) == text
+
+
+def test_one_of_something_is_a_singular():
+    amounts = [amount("runs", count) for count in (0, 1, 2000)]
+    assert amounts == ["0 runs", "1 run", "2,000 runs"]
 
 
 def cells(text: str) -> list[list[str]]:

@@ -26,6 +26,7 @@ from dualpath_cli.compare.runs import AGGREGATE
 from dualpath_cli.flops import count
 from dualpath_cli.recipe.keys import has_effect
 from dualpath_cli.report.bootstrap import Floats
+from dualpath_cli.report.table import amount
 from dualpath_cli.spec.config import ModelConfig
 
 CountedParameters = Literal["all", "non_embedding"]
@@ -238,8 +239,8 @@ def unidentified(family: ScalingFamily) -> str:
     fewest = len(family.fitted) + 1
     if n < fewest:
         return (
-            f"it has {n} {'configuration' if n == 1 else 'configurations'}, and a fit "
-            f"of {len(family.fitted)} values needs {fewest}"
+            f"it has {amount('configurations', n)}, and a fit of "
+            f"{len(family.fitted)} values needs {fewest}"
         )
 
     sizes_C = family.cells.sizes.sum(1)
@@ -251,8 +252,8 @@ def unidentified(family: ScalingFamily) -> str:
         different = _different(numbers_C)
         if different < LEAST_VALUES:
             return (
-                f"it has {different} {'number' if different == 1 else 'numbers'} of "
-                f"{what}, which cannot tell {values} apart; train it at {LEAST_VALUES}"
+                f"it has {amount('numbers', different)} of {what}, which cannot tell "
+                f"{values} apart; train it at {LEAST_VALUES}"
             )
 
     line = np.polyfit(np.log(sizes_C), np.log(tokens_C), 1)

@@ -44,7 +44,7 @@ from dualpath_cli.recipe.keys import SCALED_RATES
 from dualpath_cli.recipe.recipes import Recipe, dump, merge
 from dualpath_cli.recipe.settings import Settings, settings_from
 from dualpath_cli.report.console import plain_console
-from dualpath_cli.report.table import format_csv, show
+from dualpath_cli.report.table import amount, format_csv, show
 from dualpath_cli.run.run_folder import (
     RECIPE,
     check_same_recipe,
@@ -264,7 +264,8 @@ def _write_slurm_array(
         return f"all runs are finished; next: {comparison}"
     script = write_array(left, design.options.jobs, design.out)
     submission = shlex.join(["sbatch", str(script)])
-    return f"{len(left)} runs: {submission}; when they are finished, {comparison}"
+    runs = amount("runs", len(left))
+    return f"{runs}: {submission}; when they are finished, {comparison}"
 
 
 def _best_rates_at_edges(runs: Sequence[PlannedRun]) -> Iterator[str]:

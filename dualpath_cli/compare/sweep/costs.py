@@ -17,7 +17,7 @@ from dualpath_cli.compare.sweep.runs import PlannedRun
 from dualpath_cli.compare.tables import count as count_text
 from dualpath_cli.flops import count
 from dualpath_cli.report.console import duration
-from dualpath_cli.report.table import Column, Columns, Table
+from dualpath_cli.report.table import Column, Columns, Table, amount
 from dualpath_cli.run.tables import METRICS, read_table
 
 
@@ -137,9 +137,10 @@ def plan_table(rows: Sequence[ConfigurationCost], jobs: int) -> Table:
     if len({row.budget for row in rows}) > 1:
         columns.insert(1, (Column("budget"), lambda row: format_size(row.budget)))
 
+    configurations = amount("configurations", len(rows))
     runs = sum(row.seeds for row in rows)
     left = sum(row.left for row in rows)
-    title = f"{len(rows)} configurations, {runs} runs"
+    title = f"{configurations}, {amount('runs', runs)}"
     if left < runs:
         title += f", {left} of them left"
 
