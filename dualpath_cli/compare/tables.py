@@ -322,7 +322,7 @@ def _notes_on_tests(part: Sequence[Difference], verdicts: set[str]) -> list[str]
             "%, lies within the margin; each test by itself, uncorrected"
         )
     if "undecided" in verdicts:
-        notes.append("undecided: the 95 % interval holds 0")
+        notes.append("undecided: the 95 % interval includes 0")
     return notes
 
 
