@@ -22,7 +22,7 @@ from data_prep.settings import Preparation, SourceSettings, settings_from
 from data_prep.text import SHORTEST, Contamination, words_of
 from dualpath_cli.base.errors import RunFailed, UserError, describe_system_error
 from dualpath_cli.base.files import folder_of
-from dualpath_cli.base.output import number_of, say
+from dualpath_cli.base.output import amount, say
 from dualpath_cli.base.processes import cores
 from dualpath_cli.base.ranges import Place, Size, check_ranges
 from dualpath_cli.data.documents import (
@@ -238,7 +238,7 @@ def _evaluation_texts(source: Source) -> Iterator[str]:
 
     left_out = f", and not with {short}" if compared < count else ""
     say(
-        f"decontaminate: documents are compared with {number_of(compared, 'text')} of "
+        f"decontaminate: documents are compared with {amount('texts', compared)} of "
         f"'{source.path}'{left_out}"
     )
 
@@ -312,13 +312,13 @@ def _summary(manifest: Manifest) -> str:
     held_out = sum(source.validation for source in sources)
     left_out = {
         f"{rejected:,} rejected": rejected,
-        number_of(exact, "exact duplicate"): exact,
-        number_of(near, "near-duplicate"): near,
+        amount("exact duplicates", exact): exact,
+        amount("near-duplicates", near): near,
         f"{held_out:,} held out": held_out,
     }
     parts = [
         f"{manifest.tokens:,} tokens ({manifest.dtype}) of "
-        + number_of(manifest.documents, "document"),
+        + amount("documents", manifest.documents),
         f"{manifest.text_bytes / manifest.tokens:.2f} bytes a token",
         *(text for text, count in left_out.items() if count),
         f"fingerprint {manifest.fingerprint[:12]}",

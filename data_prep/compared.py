@@ -13,7 +13,7 @@ from rich.text import Text
 
 from data_prep.records import PAIRS
 from dualpath_cli.base.errors import UserError
-from dualpath_cli.base.output import number_of, printable
+from dualpath_cli.base.output import amount, printable
 from dualpath_cli.report.table import Column, Table, show
 
 SHOWN = 300  # characters of each text
@@ -52,7 +52,7 @@ def _table(pairs: list[dict[str, Any]]) -> Table:
         if own:
             name = f"{tenth / 10:.1f} to {(tenth + 1) / 10:.1f}"
             rows.append((name, removed, len(own) - removed))
-    title = f"{number_of(len(pairs), 'pair')} whose texts were compared"
+    title = f"{amount('pairs', len(pairs))} whose texts were compared"
     return Table(columns, rows, title)
 
 

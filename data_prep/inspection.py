@@ -11,7 +11,7 @@ from rich.text import Text
 
 from data_prep.compared import show_pairs
 from dualpath_cli.base.errors import UserError
-from dualpath_cli.base.output import number_of, printable
+from dualpath_cli.base.output import amount, printable
 from dualpath_cli.base.ranges import Place, check_ranges
 from dualpath_cli.data.manifest import (
     AGAIN,
@@ -202,7 +202,7 @@ def report(
         "tokenizer": f"{manifest.tokenizer}, {manifest.vocab_size:,} entries",
         "tokens": (
             f"{manifest.tokens:,} ({manifest.dtype}, "
-            f"{number_of(len(manifest.chunks), 'chunk')})"
+            f"{amount('chunks', len(manifest.chunks))})"
         ),
         "documents": f"{manifest.documents:,}",
         "bytes a token": f"{manifest.text_bytes / manifest.tokens:.2f}",

@@ -36,7 +36,7 @@ from data_prep.shards import Plan, WriteChunk, write_index
 from data_prep.text import Contamination
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.files import read_json
-from dualpath_cli.base.output import number_of, say
+from dualpath_cli.base.output import amount, say
 from dualpath_cli.data.manifest import INDEX, MANIFEST, Manifest, StoredFile
 from dualpath_cli.data.storage import file_sizes
 from dualpath_cli.data.tokenizer import TOKENIZER, Tokenizer
@@ -274,7 +274,7 @@ class _Preparation:
         if ranges > 1 or total > SAY_ABOVE:
             say(
                 f"--duplicates {settings.duplicates}: {total:,} documents are judged "
-                f"in {number_of(ranges, 'range')} of keys, each in up to "
+                f"in {amount('ranges', ranges)} of keys, each in up to "
                 f"{decimal(self.memory)} of memory"
             )
 
@@ -421,7 +421,7 @@ def _why_nothing(settings: Preparation, pieces: Path, mixed: _Mixed) -> str:
         way_out = "lower --val-fraction" if held_out else "leave the source out"
         return (
             f"no document of {path} is left to write: {held_out:,} held out, "
-            f"{number_of(duplicates, 'duplicate')}; {way_out}"
+            f"{amount('duplicates', duplicates)}; {way_out}"
         )
 
     rejected = (

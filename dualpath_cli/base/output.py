@@ -26,9 +26,9 @@ def printable(text: str, keep: str = LAYOUT) -> str:
     return "".join(c if c.isprintable() or c in keep else repr(c)[1:-1] for c in text)
 
 
-def number_of(count: int, noun: str) -> str:
-    """A count and its noun: `1 document`, `2,000 documents`."""
-    return f"{count:,} {noun}" + "s" * (count != 1)
+def amount(unit: str, count: int) -> str:
+    """Such as `2,000 documents`, `1 document`; `unit` is a plural in s."""
+    return f"{count:,} {unit if count != 1 else unit.removesuffix('s')}"
 
 
 def one_line(text: str) -> str:

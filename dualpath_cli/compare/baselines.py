@@ -51,7 +51,8 @@ def _with_pairs(groups: Sequence[Group], pairs: Sequence[Sequence[str]]) -> list
     if len(complete) != 1:
         raise UserError(
             f"--pairs: {len(complete)} of {len(groups)} tables have all of its "
-            "configurations; give RUNs of one budget and number of tokens"
+            "configurations; give RUNs of one budget and number of tokens, or of one "
+            "budget with --any-length"
         )
 
     (chosen,) = complete

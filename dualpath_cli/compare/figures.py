@@ -206,9 +206,17 @@ def _draw_differences(
 ) -> None:
     """A line a row, the first above."""
     for place, (row, color) in enumerate(zip(rows, colors, strict=True)):
-        if row.tested:
-            ax.plot([row.low, row.high], [place, place], color=color, linewidth=1.2)
-            ax.plot([row.low_90, row.high_90], [place, place], color=color, linewidth=3)
+        # The ends are nan where there is no interval, and nothing is drawn.
+        intervals = ((row.low, row.high, 1.2), (row.low_90, row.high_90, 3.0))
+        for low, high, width in intervals:
+            ax.plot(
+                [low, high],
+                [place, place],
+                color=color,
+                linewidth=width,
+                solid_capstyle="butt",  # others reach beyond the ends
+            )
+
         face = color if row.tested else "white"
         ax.plot(row.difference, place, "o", color=color, markerfacecolor=face)
 

@@ -62,7 +62,7 @@ def _planned(path: Path) -> list[PlannedFiles]:
     begun = [files for files in planned if (files.folder / RECIPE).is_file()]
     if planned and not begun:
         raise UserError(
-            f"no run of the sweep '{path}' has begun, {len(planned)} are planned; "
+            f"no run of the sweep '{path}' has begun, of {len(planned)} planned; "
             "dualpath sweep with the same options and --yes trains them"
         )
     return planned

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dualpath_cli.base.files import write_texts
+from dualpath_cli.base.output import amount
 from dualpath_cli.compare import figures
 from dualpath_cli.compare.configurations import Group
 from dualpath_cli.compare.differences import Difference
@@ -156,8 +157,9 @@ def _lead(comparison: Comparison) -> str:
     }
     tests = "tests of the differences, " if comparison.tests_made else ""
     return (
-        f"Bits per byte of {len(folders):,} runs on validation text, lower is better: "
-        f"means over seeds beside the costs of each model, {tests}and training curves."
+        f"Bits per byte of {amount('runs', len(folders))} on validation text, lower is "
+        f"better: means over seeds beside the costs of each model, {tests}and training "
+        "curves."
     )
 
 

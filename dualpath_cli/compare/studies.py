@@ -213,6 +213,7 @@ def _scores(run: TrainedRun, report: Record) -> list[Record]:
                 "benchmark": name,
                 "metric": metric,
                 "documents": documents,
+                "window": facts["window"],
                 "score": value,
             }
             _check_finite(row, "score")
@@ -251,11 +252,14 @@ def table_of_classes(rows: Sequence[Record]) -> Table:
 def table_of_scores(rows: Sequence[Record]) -> Table:
     """A row a score, with the mean over seeds of each configuration of a group."""
     names = list(dict.fromkeys(row["configuration"] for row in rows))
-    columns = [Column("benchmark"), Column("by"), Column("documents", ",")]
+    columns = [Column("benchmark"), Column("by")]
+    columns += [Column("documents", ","), Column("window", ",")]
     columns += [Column(name, with_error(".4f")) for name in names]
 
+    # Scores of other documents, or after less context, are other scores.
     cells = []
-    by_score = partition(rows, itemgetter("benchmark", "metric", "documents"))
+    score_of = itemgetter("benchmark", "metric", "documents", "window")
+    by_score = partition(rows, score_of)
     for score, its_rows in by_score.items():
         by_name = partition(its_rows, itemgetter("configuration"))
         cell = list(score)

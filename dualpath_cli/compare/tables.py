@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from math import nan
 from typing import Any
 
+from dualpath_cli.base.output import amount
 from dualpath_cli.compare.configurations import Configuration, Group
 from dualpath_cli.compare.differences import (
     SAME,
@@ -203,7 +204,7 @@ def _score(c: Configuration, measure: str, error: bool) -> tuple[float, float | 
 def tables_of_tests(rows: Sequence[Difference], total: int) -> list[Table]:
     """A table for each group and baseline, or its pairs; `total` tests were made in
     all."""
-    tests = f"{total:,} {'test' if total == 1 else 'tests'}"
+    tests = amount("tests", total)
     return [
         _table_of_pairs(part, tests)
         if part[0].order
@@ -321,7 +322,7 @@ def _notes_on_tests(part: Sequence[Difference], verdicts: set[str]) -> list[str]
             "%, lies within the margin; each test by itself, uncorrected"
         )
     if "undecided" in verdicts:
-        notes.append("undecided: the 95 % interval holds 0")
+        notes.append("undecided: the 95 % interval includes 0")
     return notes
 
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from dualpath_cli.base.files import write_text
+from dualpath_cli.base.output import amount
 from dualpath_cli.evaluation.benchmarks import (
     HARNESS,
     ROLLING,
@@ -32,9 +33,14 @@ from dualpath_cli.evaluation.benchmarks import (
 )
 from dualpath_cli.evaluation.harness_report import harness_scores
 from dualpath_cli.report import bootstrap
-from dualpath_cli.report.bootstrap import Floats, clusters_text, resampled_sums
+from dualpath_cli.report.bootstrap import Floats, resampled_sums
 from dualpath_cli.report.figures import SOURCES, mark_count, panels, plain, save
-from dualpath_cli.report.table import Column, Table, with_interval, without_nan
+from dualpath_cli.report.table import (
+    Column,
+    Table,
+    with_interval,
+    without_nan,
+)
 from dualpath_cli.spec.config import ModelConfig
 from dualpath_cli.spec.intervention import Intervention
 
@@ -254,7 +260,7 @@ def depth_tables(
         )
 
     score_table = Table(labels + score_columns, score_rows, f"{model}: scores by depth")
-    least = clusters_text("documents", bootstrap.LEAST_CLUSTERS)
+    least = amount("documents", bootstrap.LEAST_CLUSTERS)
     caption = (
         "paired by document; 95 % intervals by the bootstrap over documents, none with "
         f"fewer than {least}, or of means of benchmarks"

@@ -23,7 +23,7 @@ from lm_eval.utils import handle_non_serializable
 from rich.console import Console
 
 from dualpath_cli.base.errors import UserError
-from dualpath_cli.base.files import write_text
+from dualpath_cli.base.files import remove, write_text
 from dualpath_cli.data.primitives import level_test
 from dualpath_cli.evaluation.benchmarks import (
     HARNESS,
@@ -39,6 +39,7 @@ from dualpath_cli.evaluation.benchmarks import (
     scores_of,
     verbatim,
 )
+from dualpath_cli.evaluation.depths import LOOPS
 from dualpath_cli.evaluation.harness import HarnessModel
 from dualpath_cli.evaluation.harness_tasks import HarnessTask, quietly
 from dualpath_cli.evaluation.tasks import olmes
@@ -224,7 +225,7 @@ def score_tasks(
     depth: str = "",
 ) -> Report:
     """Returns the harness's report of all tasks; writes the report, with `facts`, after
-    each.
+    each. Earlier results in the folder stay until the first.
 
     The harness's own tasks are the report's part `harness`. `depth` is for the bar of
     progress.
@@ -237,6 +238,8 @@ def score_tasks(
         with Progress(console, title, counted("requests")) as progress:
             model.progress = progress
             found = task.score(model)
+        if task is tasks[0]:
+            _remove_results(folder)
 
         samples = folder / SAMPLES
         part_of_report = report
@@ -253,6 +256,13 @@ def score_tasks(
         write_text(folder / RESULTS, _json(_results(facts, report), indent=2) + "\n")
 
     return report
+
+
+def _remove_results(folder: Path) -> None:
+    """Removes an earlier evaluation's samples and depths, which would stand beside new
+    results."""
+    for place in (folder / SAMPLES, *folder.glob("[KR]=*"), *folder.glob(f"{LOOPS}.*")):
+        remove(place)
 
 
 def _results(facts: Mapping[str, Any], report: Report) -> dict[str, Any]:

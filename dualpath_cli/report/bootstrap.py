@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from dualpath_cli.base.output import amount
 from dualpath_cli.report.seeds import seed_from
 
 RESAMPLES = 1000
@@ -59,12 +60,7 @@ class Clusters:
         return {"unit": self.unit, "count": self.count}
 
     def __str__(self) -> str:
-        return clusters_text(**self.facts)
-
-
-def clusters_text(unit: str, count: int) -> str:
-    """Returns such as `31 documents`, `1 window`."""
-    return f"{count:,} {unit if count != 1 else unit.removesuffix('s')}"
+        return amount(**self.facts)
 
 
 class NumberedWindows(Protocol):

@@ -145,7 +145,7 @@ def test_a_sweep_of_which_no_run_has_begun_says_how_to_begin(tmp_path, said):
     (tmp_path / "recipes/wide-seed_0.yaml").touch()
     error = said("compare", tmp_path)
     assert (
-        "has begun, 1 are planned; dualpath sweep with the same options and --yes"
+        "has begun, of 1 planned; dualpath sweep with the same options and --yes"
         in error
     )
 
@@ -517,16 +517,20 @@ def write_scores(
 
 
 def test_the_scores_of_a_configuration_stand_as_mean_and_standard_error(tmp_path):
-    sweep, groups = made(tmp_path, 3)
+    sweep, groups = made(tmp_path, 4)
     for seed, bpb in enumerate((1.0, 1.5, 2.0)):
         write_scores(sweep, seed, bpb)
+    write_scores(sweep, 3, 9.0, window=32)
     rows, left_out = evaluations_of(groups)
     assert left_out == []
-    assert [row["score"] for row in rows] == [0.5, 1.0, 0.5, 1.5, 0.5, 2.0]
+    assert [row["score"] for row in rows] == [0.5, 1.0, 0.5, 1.5, 0.5, 2.0, 0.5, 9.0]
     cells = [[cell.text for cell in row] for row in table_of_scores(rows).cells()]
     assert cells == [
-        ["piqa", "accuracy", "9", "0.5000 ± 0.0000"],
-        ["piqa", "bits per byte", "9", "1.5000 ± 0.2887"],
+        ["piqa", "accuracy", "9", "64", "0.5000 ± 0.0000"],
+        ["piqa", "bits per byte", "9", "64", "1.5000 ± 0.2887"],
+        # after less context, so no other seed of the same score
+        ["piqa", "accuracy", "9", "32", "0.5000"],
+        ["piqa", "bits per byte", "9", "32", "9.0000"],
     ]
 
 

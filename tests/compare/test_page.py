@@ -13,7 +13,7 @@ from dualpath_cli.cli.main import main
 from dualpath_cli.compare import figures
 from dualpath_cli.compare.baselines import groups_of
 from dualpath_cli.compare.configurations import Group
-from dualpath_cli.compare.differences import differences_of
+from dualpath_cli.compare.differences import AFTER, differences_of
 from dualpath_cli.compare.runs import find_folders, read_run
 from dualpath_cli.report.figures import FAMILY_COLORS, MUTED, WIDE, panels
 from dualpath_cli.report.page import page, pictures, tables, terms
@@ -179,10 +179,13 @@ def test_quality_has_a_point_a_configuration_and_a_line_an_alpha(swept):
     ]
 
 
-def test_differences_have_a_line_a_test_and_an_open_mark_without_one(swept):
+def test_differences_have_their_intervals_and_an_open_mark_without_a_test(swept):
     group = replace(swept, baselines=swept.configurations[:1])
-    first, *others = differences_of([group], aggregate_only=True, margin=0.02)
-    rows = [replace(first, p=math.nan, test="one seed, no test"), *others]
+    first, second, *others = differences_of([group], aggregate_only=True, margin=0.02)
+    ends = dict.fromkeys(("low", "high", "low_90", "high_90"), math.nan)
+    one_seed = replace(first, p=math.nan, test="one seed, no test", **ends)
+    too_late = replace(second, p=math.nan, test=AFTER)  # has intervals
+    rows = [one_seed, too_late, *others]
     (ax,) = figures.differences([group], rows).axes
 
     names = [text.get_text() for text in ax.get_yticklabels()]
@@ -193,10 +196,11 @@ def test_differences_have_a_line_a_test_and_an_open_mark_without_one(swept):
         *bars, mark = [line for line in ax.lines if set(line.get_ydata()) == {place}]
         assert mark.get_xdata() == [row.difference]
         assert mark.get_color() == colors[row.configuration]
-        assert (mark.get_markerfacecolor() == "white") == (row is rows[0])
-        assert [tuple(bar.get_xdata()) for bar in bars] == (
-            [] if row is rows[0] else [(row.low, row.high), (row.low_90, row.high_90)]
-        )
+        assert (mark.get_markerfacecolor() == "white") == (row in rows[:2])
+        drawn = [end for bar in bars for end in bar.get_xdata()]
+        its_ends = [row.low, row.high, row.low_90, row.high_90]
+        np.testing.assert_array_equal(drawn, its_ends)
+        assert {bar.get_solid_capstyle() for bar in bars} == {"butt"}
     (margin,) = ax.patches
     assert margin.get_x() == -0.02
     assert margin.get_width() == 0.04

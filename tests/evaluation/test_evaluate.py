@@ -141,13 +141,21 @@ def test_an_override_changes_the_scores_and_stands_in_the_results(
         assert likelihoods(sample) != likelihoods(plain[sample["doc_id"]])
 
 
-def test_ctrl_c_keeps_what_is_finished(run, tasks, tmp_path, monkeypatch):
+def test_ctrl_c_keeps_what_is_finished_and_nothing_of_an_earlier_call(
+    run, tasks, tmp_path, monkeypatch
+):
     evaluate = runner.evaluate
 
     def interrupted(model: Any, tasks: Any, **options: Any) -> Any:
         if "piqa" in tasks["tasks"]:
             raise KeyboardInterrupt
         return evaluate(model, tasks, **options)
+
+    folder = tmp_path / NAME
+    names = ("loops.json", "loops.png", "K=3/results.json", "samples/c4.jsonl")
+    for earlier in names:
+        (folder / earlier).parent.mkdir(parents=True, exist_ok=True)
+        (folder / earlier).touch()
 
     monkeypatch.setattr(runner, "evaluate", interrupted)
     words = [
@@ -160,7 +168,8 @@ def test_ctrl_c_keeps_what_is_finished(run, tasks, tmp_path, monkeypatch):
         "piqa",
     ]
     assert main(["evaluate", "--ckpt_path", str(run), *words]) == 130
-    assert list(report(tmp_path / NAME)["results"]) == ["arc_challenge"]
+    assert list(report(folder)["results"]) == ["arc_challenge"]
+    assert not any((folder / earlier).exists() for earlier in names)
 
 
 def test_compare_joins_the_scores_that_its_runs_have(

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.colors import to_rgb
 
+from dualpath_cli.base.output import amount
 from dualpath_cli.report import figures
 from dualpath_cli.report.console import (
     Progress,
@@ -84,6 +85,11 @@ def shown(
 )
 def test_a_value_becomes_text_by_its_columns_format(column, value, text):
     assert column.text(value) == text
+
+
+def test_one_of_something_is_a_singular():
+    amounts = [amount("runs", count) for count in (0, 1, 2000)]
+    assert amounts == ["0 runs", "1 run", "2,000 runs"]
 
 
 def cells(text: str) -> list[list[str]]:

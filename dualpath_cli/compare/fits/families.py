@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from dualpath_cli.base.output import amount
 from dualpath_cli.compare.configurations import (
     FAMILIES,
     Configuration,
@@ -238,8 +239,8 @@ def unidentified(family: ScalingFamily) -> str:
     fewest = len(family.fitted) + 1
     if n < fewest:
         return (
-            f"it has {n} {'configuration' if n == 1 else 'configurations'}, and a fit "
-            f"of {len(family.fitted)} values needs {fewest}"
+            f"it has {amount('configurations', n)}, and a fit of "
+            f"{len(family.fitted)} values needs {fewest}"
         )
 
     sizes_C = family.cells.sizes.sum(1)
@@ -251,8 +252,8 @@ def unidentified(family: ScalingFamily) -> str:
         different = _different(numbers_C)
         if different < LEAST_VALUES:
             return (
-                f"it has {different} {'number' if different == 1 else 'numbers'} of "
-                f"{what}, which cannot tell {values} apart; train it at {LEAST_VALUES}"
+                f"it has {amount('numbers', different)} of {what}, which cannot tell "
+                f"{values} apart; train it at {LEAST_VALUES}"
             )
 
     line = np.polyfit(np.log(sizes_C), np.log(tokens_C), 1)

@@ -13,6 +13,7 @@ from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.files import write_text
 from dualpath_cli.base.folders import check_inside
 from dualpath_cli.base.locks import exclusive
+from dualpath_cli.base.output import amount
 from dualpath_cli.compare.configurations import FAMILIES, edge_of, siblings_of
 from dualpath_cli.compare.runs import TrainedRun, read_run
 from dualpath_cli.compare.sweep.cells import SweepCell, solve_cells
@@ -264,7 +265,8 @@ def _write_slurm_array(
         return f"all runs are finished; next: {comparison}"
     script = write_array(left, design.options.jobs, design.out)
     submission = shlex.join(["sbatch", str(script)])
-    return f"{len(left)} runs: {submission}; when they are finished, {comparison}"
+    unfinished = amount("runs", len(left))
+    return f"{unfinished}: {submission}; when they are finished, {comparison}"
 
 
 def _best_rates_at_edges(runs: Sequence[PlannedRun]) -> Iterator[str]:

@@ -11,6 +11,7 @@ from statistics import median
 from typing import Any
 
 from dualpath_cli.base.errors import UserError
+from dualpath_cli.base.output import amount
 from dualpath_cli.base.ranges import format_size
 from dualpath_cli.compare.configurations import Family, partition
 from dualpath_cli.compare.sweep.runs import PlannedRun
@@ -137,9 +138,10 @@ def plan_table(rows: Sequence[ConfigurationCost], jobs: int) -> Table:
     if len({row.budget for row in rows}) > 1:
         columns.insert(1, (Column("budget"), lambda row: format_size(row.budget)))
 
+    configurations = amount("configurations", len(rows))
     runs = sum(row.seeds for row in rows)
     left = sum(row.left for row in rows)
-    title = f"{len(rows)} configurations, {runs} runs"
+    title = f"{configurations}, {amount('runs', runs)}"
     if left < runs:
         title += f", {left} of them left"
 

@@ -19,6 +19,7 @@ from rich.console import Console
 from dualpath_cli.base.errors import RunFailed, Stopped, UserError
 from dualpath_cli.base.files import write_text
 from dualpath_cli.base.locks import open_without_links
+from dualpath_cli.base.output import amount
 from dualpath_cli.base.processes import children_end_with_us, cores, visible_gpus
 from dualpath_cli.compare.sweep.runs import PlannedRun
 from dualpath_cli.report.console import Progress, duration
@@ -197,8 +198,8 @@ def _stop(
     """Asks all processes to stop and waits for them; a second signal kills them."""
     print_line(
         console,
-        f"stopping {len(at_work)} runs with a checkpoint each; a second signal kills "
-        "them",
+        f"stopping {amount('runs', len(at_work))} with a checkpoint; a second signal "
+        "kills at once",
     )
     processes = [each.process for each in at_work]
     for process in processes:

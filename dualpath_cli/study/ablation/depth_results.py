@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from dualpath_cli.base.output import amount
 from dualpath_cli.report import bootstrap
 from dualpath_cli.report.bootstrap import Floats
 from dualpath_cli.spec.intervention import Intervention
@@ -136,7 +137,7 @@ def fit_caption(facts: dict[str, Any]) -> str:
             if not fit["converged"]:
                 unfinished.append(f"{name} {read_out}")
 
-    fitted = bootstrap.clusters_text(**facts["fitted"])
+    fitted = amount(**facts["fitted"])
     text = (
         f"read-outs: fitted on {facts['fitted_tokens']:,} tokens of {fitted} that are "
         f"not scored (seed {facts['seed']}), in at most {max(steps)} steps of L-BFGS "

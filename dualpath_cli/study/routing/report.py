@@ -9,10 +9,11 @@ import numpy as np
 from rich.console import Console
 
 from dualpath_cli.base.files import write_text
+from dualpath_cli.base.output import amount
 from dualpath_cli.data.tokenizer import TOKENIZER, Tokenizer
 from dualpath_cli.recipe.settings import ValidationSet
 from dualpath_cli.report import bootstrap
-from dualpath_cli.report.bootstrap import LEAST_CLUSTERS, Floats, clusters_text
+from dualpath_cli.report.bootstrap import LEAST_CLUSTERS, Floats
 from dualpath_cli.report.figures import save
 from dualpath_cli.report.table import Column, Table, show, with_interval
 from dualpath_cli.study.routing.figures import (
@@ -123,7 +124,7 @@ def _facts_of_sums(sums: Sums) -> dict[str, Any]:
 def _few_clusters(sources: Mapping[str, dict[str, Any]]) -> str:
     """A line about the sources that have too few clusters for intervals, or ""."""
     few = [
-        f"{name} has {clusters_text(**facts['clusters'])}"
+        f"{name} has {amount(**facts['clusters'])}"
         for name, facts in sources.items()
         if facts["clusters"]["count"] < LEAST_CLUSTERS
     ]
@@ -208,8 +209,9 @@ def page_facts(report: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("parts of speech", tagged or "not tagged"),
     ]
     for name, source in report["sources"].items():
-        amount = f"{source['tokens']:,} tokens in {source['sequences']:,} sequences"
+        size = f"{source['tokens']:,} tokens in "
+        size += amount("sequences", source["sequences"])
         text = ValidationSet(source["path"], source["field"]).public_name
-        facts.append((name, f"{text}, sha256 {source['sha256']}, {amount}"))
+        facts.append((name, f"{text}, sha256 {source['sha256']}, {size}"))
 
     return facts
