@@ -147,7 +147,8 @@ class _Walk:
             if missing <= 0.0:
                 break
             file = self.job.corpus.files[place]
-            missing -= density * max(file.size, 1) or file.likely_tokens
+            by_density = density * max(file.size, 1)
+            missing -= by_density if density else file.likely_tokens
             chosen.append(place)
         return chosen
 

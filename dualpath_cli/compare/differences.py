@@ -100,11 +100,11 @@ def pair_of(row: Difference) -> str:
 
 def shown_together(rows: Sequence[Difference]) -> list[list[Difference]]:
     """The rows of each table: those of a group against one baseline, or its pairs."""
-    return list(
-        partition(
-            rows, lambda row: (row.group, "" if row.order else row.baseline)
-        ).values()
-    )
+
+    def table_key(row: Difference) -> tuple[str, str]:
+        return row.group, "" if row.order else row.baseline
+
+    return list(partition(rows, table_key).values())
 
 
 def differences_of(
