@@ -7,7 +7,7 @@ Reasoning primitives are made from a seed, and are not the paper's.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import chain
@@ -272,13 +272,30 @@ def scores_of(report: Report) -> dict[str, float]:
     return scores
 
 
-def means_of(scores: Mapping[str, float]) -> dict[str, float]:
+def documents_of(report: Report) -> dict[str, int]:
+    """The documents that each score of `scores_of` comes from."""
+    return {
+        column: report["n-samples"][task]["effective"]
+        for task in benchmarks_in(report)
+        for column in Benchmark(task).paper
+        if column is not None
+    }
+
+
+def means_of(
+    scores: Mapping[str, float],
+    together: Callable[[Iterable[float]], float] = mean,
+) -> dict[str, float]:
     """The paper's means of `scores_of`; a mean that lacks one of its scores is left
-    out."""
+    out.
+
+    With another function than the mean, such as a sum of `documents_of`, that of the
+    same parts.
+    """
     known = dict(scores)
     for name, parts in MEANS.items():
         if all(part in known for part in parts):
-            known[name] = mean(known[part] for part in parts)
+            known[name] = together(known[part] for part in parts)
 
     return {name: value for name, value in known.items() if name not in scores}
 
@@ -300,11 +317,12 @@ def score_table(model: Mapping[str, Any], report: Report) -> Table:
         scores = _accuracy_and_bits(report, task)
         rows.append([task, Benchmark(task).primary, documents, *scores])
 
+    documents_of_means = means_of(documents_of(report), sum)
     for name, value in means_of(scores_of(report)).items():
         score = (value, None)
         is_accuracy = name.endswith("Acc.")
         cells = [score, None] if is_accuracy else [None, score]
-        rows.append([name, "mean", None, *cells])
+        rows.append([name, "mean", documents_of_means[name], *cells])
 
     how = [
         f"window {model['window']:,}",
