@@ -99,6 +99,15 @@ class Configuration:
         return tuple(run for run in self.all_runs if run.rate == nearest)
 
     @property
+    def share(self) -> float | None:
+        """Alpha in steps of 2.5 %.
+
+        Solved widths miss the alpha that was asked for by up to a point, at each budget
+        by another part of it.
+        """
+        return None if self.alpha is None else 2.5 * round(self.alpha / 2.5)
+
+    @property
     def expected_loops(self) -> float | None:
         """The mean over runs; near 1, further loops go unused."""
         logged = [run.expected_loops for run in self.runs]
@@ -230,10 +239,15 @@ def _without_rate(run: TrainedRun) -> TrainedRun:
 
 def _group(budget: int, tokens: int, members: Sequence[Siblings]) -> Group:
     firsts = [siblings.runs[0] for siblings in members]
-    fewest = min(run.settings.model.n_layers for run in firsts)
+    layers = [run.settings.model.n_layers for run in firsts]
+    if budget:
+        # A deeper model is a shallower one of the same FLOPs, expanded.
+        layers = [min(layers)] * len(layers)
     configurations = [
-        _configuration(name, siblings.runs, fewest)
-        for name, siblings in zip(_names(firsts), members, strict=True)
+        _configuration(name, siblings.runs, its_layers)
+        for name, siblings, its_layers in zip(
+            _names(firsts), members, layers, strict=True
+        )
     ]
 
     name = f"budget {format_size(budget)}" if budget else "no budget"
@@ -257,7 +271,7 @@ def _place_of(c: Configuration) -> tuple[int, float, int, int, list[int], str]:
     numbers = [int(digits) for digits in re.findall(r"_layer(\d+)", c.name)]
     return (
         FAMILIES.index(c.family),
-        round(c.alpha or 0),
+        c.share or 0,
         c.loops or 0,
         c.core_loops or 0,
         numbers,
@@ -266,10 +280,11 @@ def _place_of(c: Configuration) -> tuple[int, float, int, int, list[int], str]:
 
 
 def _configuration(
-    name: str, runs: tuple[TrainedRun, ...], fewest_layers: int
+    name: str, runs: tuple[TrainedRun, ...], layers: int
 ) -> Configuration:
+    """The runs as a row of tables, whose FLOPs are divided by `layers`."""
     model = runs[0].settings.model
-    family = _family(model, fewest_layers)
+    family = _family(model, layers)
 
     flops = count.all_flops(model)
     of_deep = sum(layer.deep for layer in flops)
@@ -296,9 +311,9 @@ def _configuration(
         layers=model.n_layers,
         tokens=runs[0].tokens,
         parameters=count.parameters(model),
-        flops_linear=linear / fewest_layers,
-        flops_total=count.total_flops(model) / fewest_layers,
-        flops_trained=_trained_flops(runs[0].settings) / fewest_layers,
+        flops_linear=linear / layers,
+        flops_total=count.total_flops(model) / layers,
+        flops_trained=_trained_flops(runs[0].settings) / layers,
         kv_bytes=count.kv_bytes(model),
         rows=tuple(rows),
         seconds_per_token=median(1 / run.tokens_per_second for run in runs),
@@ -309,7 +324,7 @@ def _configuration(
     )
 
 
-def _family(model: ModelConfig, fewest_layers: int) -> Family:
+def _family(model: ModelConfig, layers: int) -> Family:
     kinds = set(model.block_kinds)
     if "dual" in kinds:
         return "dual"
@@ -317,7 +332,7 @@ def _family(model: ModelConfig, fewest_layers: int) -> Family:
         return "loop"
     if model.core is not None and model.core_loops > 1:
         return "core"
-    return "expanded" if model.n_layers > fewest_layers else "wide"
+    return "expanded" if model.n_layers > layers else "wide"
 
 
 def _core(model: ModelConfig) -> str | None:
@@ -354,12 +369,14 @@ def _trained_flops(settings: Settings) -> float:
 
     The mean over steps. A step costs three forward passes if all gets gradients.
     """
-    counted = count.training_flops_of(settings.run)
+    run = settings.run
+    counted = count.training_flops_of(run)
 
     def as_forward(model: ModelConfig) -> float:
-        return counted(model) / 3 - count.head_flops(model)
+        heads = model.core_loops if run.loop_losses else 1
+        return counted(model) / 3 - heads * count.head_flops(model)
 
-    steps = loop_counts(settings.run)
+    steps = loop_counts(run)
     return count.over_loops(as_forward, settings.model, steps)
 
 
@@ -379,10 +396,12 @@ def _rows_at_best_rate(name: str, runs: Sequence[TrainedRun]) -> list[ScoreRow]:
     seeds = _seeds_at_all_rates(runs)
     rates = rates_of(runs)
     if len(rates) < 3 or not seeds:
+        way_out = "train it at others"
+        if len(rates) >= 3:
+            way_out = "train the seeds that these lack"
         raise UserError(
             f"--best lr needs three learning rates of a seed in common; '{name}' has "
-            f"{', '.join(f'{rate:g}' for rate in rates)}; train it at others, or leave "
-            "it out"
+            f"{', '.join(f'{rate:g}' for rate in rates)}; {way_out}, or leave it out"
         )
 
     logs = np.log(rates)
@@ -423,10 +442,12 @@ def scores_by_rate(
     return np.array([[scores[rate, seed] for seed in seeds] for rate in rates])
 
 
-def edge_of(runs: Sequence[TrainedRun]) -> str:
+def edge_of(runs: Sequence[TrainedRun], seeds: Sequence[int] | None = None) -> str:
     """Says that the rate with the lowest mean is the lowest or highest one; else
-    empty."""
-    seeds = _seeds_at_all_rates(runs)
+    empty. The means are those of some `seeds` that all rates have, by default of all.
+    """
+    if seeds is None:
+        seeds = _seeds_at_all_rates(runs)
     rates = rates_of(runs)
     if len(rates) < 2 or not seeds:
         return ""

@@ -139,11 +139,11 @@ def _repeats(configuration: Configuration) -> int:
 
 
 def _lines(group: Group) -> dict[str, list[Configuration]]:
-    """Dual configurations of an alpha in whole percents, by K; each by itself where
-    several have one K."""
+    """Dual configurations of an alpha, by K; each by itself where several have one
+    K."""
     duals = [c for c in group.configurations if c.family == "dual"]
     duals.sort(key=lambda c: c.loops or 0)
-    by_alpha = partition(duals, lambda c: f"α {round(c.alpha or 0)}")
+    by_alpha = partition(duals, lambda c: f"α {c.share:g}")
 
     lines = {}
     singles: dict[str, list[Configuration]] = {}

@@ -16,7 +16,6 @@ from dualpath_cli.base.output import amount
 from dualpath_cli.compare.configurations import (
     FAMILIES,
     Configuration,
-    Family,
     Group,
     different_keys,
     partition,
@@ -115,20 +114,8 @@ def families_of(
     ]
 
 
-def model_family(c: Configuration) -> Family:
-    """That of the table; without a budget, deeper models expand no other one, and are
-    PureWide of another size."""
-    has_budget = c.all_runs[0].settings.run.budget is not None
-    return "wide" if c.family == "expanded" and not has_budget else c.family
-
-
 def _family_key(c: Configuration) -> tuple[Any, ...]:
-    return model_family(c), _share(c), str(sorted(_own_keys(c).items()))
-
-
-def _share(c: Configuration) -> int | None:
-    """The deep path's, in whole percent: widths are solved for it by budget."""
-    return None if c.alpha is None else round(c.alpha)
+    return c.family, c.share, str(sorted(_own_keys(c).items()))
 
 
 def _own_keys(c: Configuration) -> dict[str, Any]:
@@ -152,7 +139,7 @@ def _is_looped(c: Configuration) -> bool:
 def _is_without_loops_of(c: Configuration, looped: Configuration) -> bool:
     """Whether a model is the looped one with layers and steps applied once."""
     unlooped = "dual" if looped.family == "dual" else "wide"
-    if model_family(c) != unlooped or _share(c) != _share(looped):
+    if c.family != unlooped or c.share != looped.share:
         return False
     # Values that matter to only one of them cannot tell them apart.
     ours = _own_keys(c)
@@ -160,8 +147,8 @@ def _is_without_loops_of(c: Configuration, looped: Configuration) -> bool:
     return all(ours[key] == theirs[key] for key in ours.keys() & theirs.keys())
 
 
-def _place(c: Configuration) -> tuple[int, int]:
-    return FAMILIES.index(model_family(c)), _share(c) or 0
+def _place(c: Configuration) -> tuple[int, float]:
+    return FAMILIES.index(c.family), c.share or 0
 
 
 def _names(ordered: Sequence[Sequence[Configuration]]) -> list[str]:
@@ -182,10 +169,11 @@ def _names(ordered: Sequence[Sequence[Configuration]]) -> list[str]:
 
 
 def _kind(c: Configuration) -> str:
-    share = _share(c)
-    if share is None:
-        return model_family(c)
-    return f"{c.family} α {share}" if _is_looped(c) else f"{c.family} α {share} K 1"
+    if c.share is None:
+        return c.family
+
+    kind = f"{c.family} α {c.share:g}"
+    return kind if _is_looped(c) else f"{kind} K 1"
 
 
 def _family(

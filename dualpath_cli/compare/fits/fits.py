@@ -168,6 +168,11 @@ def _rollout(family: ScalingFamily) -> Rollout | str:
     kept = family.take(~is_largest_C)
     if reason := unidentified(kept):
         return f"without the largest budgets {reason}"
+    if kept.fitted != family.fitted:
+        return (
+            "without the largest budgets the times that parameters are applied do not "
+            "vary, so phi cannot be told"
+        )
 
     values_V = fit_law(kept.cells, kept.losses)
     if reason := edge_of_law(values_V, kept):

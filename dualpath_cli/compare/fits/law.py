@@ -215,7 +215,7 @@ def _non_negative(slopes_GCK: Floats, aims_GC: Floats, weights_GC: Floats) -> Fl
 
     # Of all sets of coefficients that may be above zero, the best that is.
     found_GK = np.zeros_like(right_GK)
-    best_G = np.full(len(right_GK), np.inf)
+    most_G = np.full(len(right_GK), -np.inf)
     for size in range(1, COEFFICIENTS + 1):
         for kept in combinations(range(COEFFICIENTS), size):
             inside = np.ix_(range(len(right_GK)), kept, kept)
@@ -223,8 +223,8 @@ def _non_negative(slopes_GCK: Floats, aims_GC: Floats, weights_GC: Floats) -> Fl
                 normal_GKK[inside] + 1e-12 * np.eye(size), right_GK[:, kept, None]
             )[..., 0]
             gain_G = (own_GK * right_GK[:, kept]).sum(-1)
-            better = (own_GK >= 0).all(-1) & (-gain_G < best_G)
-            best_G[better] = -gain_G[better]
+            better = (own_GK >= 0).all(-1) & (gain_G > most_G)
+            most_G[better] = gain_G[better]
             whole_GK = np.zeros_like(right_GK)
             whole_GK[:, kept] = own_GK
             found_GK[better] = whole_GK[better]

@@ -11,7 +11,6 @@ from dualpath_cli.compare.configurations import Group
 from dualpath_cli.compare.fits.families import (
     CountedParameters,
     families_of,
-    model_family,
 )
 from dualpath_cli.compare.fits.fits import (
     NextRun,
@@ -292,7 +291,7 @@ def _draw_profile(ax: "Axes", fit: ScalingFit, name: str) -> None:
     first = max(low - room, float(LOWEST[place]))
     last = min(high + room, float(HIGHEST[place]))
     held_Q = np.unique([*np.linspace(first, last, POINTS), best])
-    color = FAMILY_COLORS[model_family(fit.family.configurations[-1])]
+    color = FAMILY_COLORS[fit.family.configurations[-1].family]
     ax.plot(held_Q, profile(fit, name, held_Q), color=color, linewidth=1.2)
     ax.axvline(best, color=MUTED, linewidth=0.8)
     ax.set_title(fit.family.name, loc="left", fontsize=9)
