@@ -12,6 +12,7 @@ from dualpath_cli.base.files import folder_of
 from dualpath_cli.base.folders import check_inside, claimed_folder
 from dualpath_cli.base.ranges import Place
 from dualpath_cli.compare.baselines import groups_of
+from dualpath_cli.compare.configurations import Configuration
 from dualpath_cli.compare.differences import differences_of
 from dualpath_cli.compare.finished import read_finished_runs
 from dualpath_cli.compare.fits.report import ScalingLaws
@@ -92,11 +93,8 @@ def compare(options: Compare) -> str:
     best = options.best is not None
     groups = groups_of(runs, baselines, options.any_length, best, pairs)
     for group in groups:
-        left_out += [
-            f"'{c.name}' is not tested: {c.edge}"
-            for c in group.configurations
-            if c.edge
-        ]
+        for c in group.configurations:
+            left_out += _left_out_of(c)
     differences = differences_of(
         groups, aggregate_only=options.aggregate_only, margin=options.margin
     )
@@ -115,6 +113,20 @@ def compare(options: Compare) -> str:
         print_comparison(comparison)
         written = write_comparison(comparison, out)
     return "\n".join(map(str, written))
+
+
+def _left_out_of(c: Configuration) -> list[str]:
+    """Lines on the seeds and tests that a configuration goes without."""
+    lines = []
+    without = sorted({run.seed for run in c.all_runs} - set(c.seeds))
+    if without:
+        seeds = ", ".join(map(str, without))
+        lines.append(
+            f"'{c.name}' goes without seeds {seeds}: they lack a learning rate"
+        )
+    if c.edge:
+        lines.append(f"'{c.name}' is not tested: {c.edge}")
+    return lines
 
 
 def _names(option: str, texts: Sequence[str]) -> list[str]:

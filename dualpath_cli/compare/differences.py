@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import nan
+from math import isnan, nan
 from statistics import fmean
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy as np
 from dualpath_cli.compare.configurations import (
     Configuration,
     Group,
+    edge_of,
     partition,
     rates_of,
     scores_by_rate,
@@ -41,7 +42,9 @@ class Difference:
     baseline: str
     seeds: int  # of both, and of all configurations that the standard error comes from
     difference: float  # mean over seeds; below zero the configuration is better
-    low: float = nan  # ends of the 95 % interval; nan without a test
+    # Ends of the 95 % interval; nan where there is none. A pair of a fixed order that
+    # comes after one without a difference has an interval and no p.
+    low: float = nan
     high: float = nan
     # within the margin: two one-sided tests at 5 % reject what matters
     low_90: float = nan
@@ -55,9 +58,10 @@ class Difference:
     p_holm: float = nan
     order: int | None = None  # place among the pairs of a fixed order, from 1
     margin: float | None = None  # the smallest difference that matters
-    # with --best lr: rise of bits per byte one step of rates from the best rate,
+    # With --best lr: how far bits per byte rise from the best rate to one step of rates
+    # beside it, in standard errors of a mean.
     bend: float = nan
-    bend_baseline: float = nan  # in standard errors of a mean
+    bend_baseline: float = nan
 
     @property
     def tested(self) -> bool:
@@ -83,15 +87,15 @@ class Difference:
 
         word = "better" if self.difference < 0 else "worse"
         significant = self.p < LEVEL
-        after_correction = not self.p_holm >= LEVEL  # nan in a fixed order
+        # Pairs in a fixed order are not corrected: their `p_holm` is nan.
+        is_corrected = not isnan(self.p_holm)
+        also_among_all = significant and (not is_corrected or self.p_holm < LEVEL)
 
         if self.is_within_margin:
-            if significant and after_correction:
-                return f"{word}, by less than matters"
-            return SAME
+            return f"{word}, by less than matters" if also_among_all else SAME
         if not significant:
             return "undecided"
-        return word if after_correction else f"{word}, uncorrected; undecided among all"
+        return word if also_among_all else f"{word}, uncorrected; undecided among all"
 
 
 def pair_of(row: Difference) -> str:
@@ -215,8 +219,10 @@ def _untested(ours: Configuration, baseline: Configuration, blocks: SeedBlocks) 
     """Why there is no test; empty if there is one."""
     if not blocks.seeds:
         return "no seed in common, no test"
-    if ours.edge or baseline.edge:
-        return "best rate at the edge, no test"
+    # The edge of all seeds, which the tables show, or of those of this test.
+    for c in (ours, baseline):
+        if c.edge or edge_of(c.all_runs, blocks.seeds):
+            return "best rate at the edge, no test"
     if len(blocks.seeds) == 1:
         return "one seed, no test"
     return ""

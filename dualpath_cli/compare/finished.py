@@ -100,12 +100,12 @@ def _lacking_seeds(
     if len(done) == len(folders):
         return []
 
-    by_configuration = partition(folders, lambda folder: folder.parent.name)
+    by_configuration = partition(folders, lambda folder: folder.parent)
     lacking = []
-    for name, seeds in by_configuration.items():
+    for configuration, seeds in by_configuration.items():
         its_done = sum(folder in done for folder in seeds)
         if its_done < len(seeds):
-            lacking.append(f"{name} {its_done} of {len(seeds)}")
+            lacking.append(f"{configuration.name} {its_done} of {len(seeds)}")
     return [
         f"{len(done)} of {len(folders)} planned runs have finished; {len(lacking)} of "
         f"{len(by_configuration)} configurations lack seeds: {', '.join(lacking)}"

@@ -212,18 +212,19 @@ def _speed(rows: Sequence[TableRow], settings: Settings) -> float:
 
 
 def _curve(rows: Sequence[TableRow]) -> tuple[CurvePoint, ...]:
-    points = [
-        (row.number("tokens"), row.measured("loss"), row.number("seconds") / 3600)
-        for row in rows
-        if not math.isnan(row.measured("loss"))  # every micro-batch was left out
-    ]
-    size = -(-len(points) // MOST_POINTS) or 1
+    size = math.ceil(len(rows) / MOST_POINTS)
 
+    # Parts of equally many rows, so that the points of all seeds have the same tokens.
     curve = []
-    for start in range(0, len(points), size):
-        part = points[start : start + size]
-        tokens, _, hours = part[-1]
-        curve.append((tokens, fmean(loss for _, loss, _ in part), hours))
+    for start in range(0, len(rows), size):
+        part = rows[start : start + size]
+        losses = [row.measured("loss") for row in part]
+        # nan where every micro-batch was left out
+        known = [loss for loss in losses if not math.isnan(loss)]
+        if known:
+            tokens = part[-1].number("tokens")
+            hours = part[-1].number("seconds") / 3600
+            curve.append((tokens, fmean(known), hours))
     return tuple(curve)
 
 

@@ -37,7 +37,7 @@ def count(value: float) -> str:
     return f"{rounded:.4g}"
 
 
-def _hours(hours: float) -> str:
+def hours_text(hours: float) -> str:
     return duration(3600 * hours)
 
 
@@ -61,7 +61,7 @@ COSTS = {
     "kv_bytes_per_token": Column("KV bytes\n/token", count),
     "trained_flops": Column("trained\nFLOPs", count),
     "training_tokens": Column("tokens", count),
-    "hours": Column("training", _hours),
+    "hours": Column("training", hours_text),
     "time_to_wide": Column("time\n/wide", ".2f"),
     "microseconds_per_token": Column("µs\n/token", _microseconds),
     "best_rate": Column("lr", ".2g"),
@@ -233,7 +233,7 @@ def _table_of_pairs(part: Sequence[Difference], tests: str) -> Table:
             "detectable: the smallest true difference found at 5 % with 80 % power",
         ]
     caption += _notes_on_tests(part, {row.verdict for row in part})
-    title = f"{part[0].group}: bits per byte pairs in a fixed order, {tests} in all"
+    title = f"{part[0].group}: bits per byte, pairs in a fixed order, {tests} in all"
     return _table_of_tests(part, columns, title, caption)
 
 

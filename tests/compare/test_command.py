@@ -25,6 +25,7 @@ from dualpath_cli.compare.studies import (
     table_of_classes,
     table_of_scores,
 )
+from dualpath_cli.evaluation.benchmarks import SUITES
 from dualpath_cli.flops.count import parameters
 from dualpath_cli.recipe.recipes import merge
 from dualpath_cli.recipe.settings import settings_from
@@ -139,6 +140,35 @@ def test_runs_that_a_sweep_has_planned_and_that_are_missing_are_named_before_the
         "0 of 4, loop_k2 3 of 4, wide 3 of 4",
     ]
 
+    # Another sweep may call its configurations alike.
+    other = write_sweep(tmp_path / "other", ["wide"], seeds=(4, 5))
+    for seed in (4, 5, 6):
+        (other / f"recipes/wide-seed_{seed}.yaml").touch()
+    assert (
+        main(["compare", str(sweep), str(other), "--out", str(tmp_path / "out")]) == 0
+    )
+    assert (
+        "8 of 15 planned runs have finished; 4 of 4 configurations lack seeds: a50_k2 "
+        "0 of 4, loop_k2 3 of 4, wide 3 of 4, wide 2 of 3\n"
+    ) in capsys.readouterr().out
+
+
+def test_seeds_that_lack_a_learning_rate_are_named(tmp_path, capsys, undrawn):
+    for n, lr in enumerate((1e-3, 2e-3, 4e-3)):
+        for seed in range(4 if n == 1 else 2):
+            write_run(
+                tmp_path / f"wide-lr_{lr:g}/{seed}",
+                model_of("wide"),
+                {"novels": 2 + 0.1 * (n - 1) ** 2},
+                cell=f"wide-lr_{lr:g}",
+                seed=seed,
+                optim={"lr": lr},
+            )
+    out = str(tmp_path / "out")
+    assert main(["compare", str(tmp_path), "--best", "lr", "--out", out]) == 0
+    said = capsys.readouterr().out
+    assert "'wide' goes without seeds 2, 3: they lack a learning rate\n" in said
+
 
 def test_a_sweep_of_which_no_run_has_begun_says_how_to_begin(tmp_path, said):
     (tmp_path / "recipes").mkdir()
@@ -222,7 +252,7 @@ def test_pairs_over_several_sweeps_of_rates_are_tested_in_their_order(
         == 0
     )
     assert (
-        "bits per byte pairs in a fixed order, 2 tests in all"
+        "bits per byte, pairs in a fixed order, 2 tests in all"
         in capsys.readouterr().out
     )
     printed = (out / "tests.md").read_text(encoding="utf-8").splitlines()
@@ -301,6 +331,7 @@ def test_runs_validated_on_a_data_folder_are_told_by_its_fingerprint(
 ROW = {"suite": "forced", "intervention": "K=1", "source": "gsm8k", "loss": 3.0}
 EXCESS = {
     "token_class": "arithmetic",
+    "upos": "NUM,SYM",
     "path": "wide",
     "source": "gsm8k",
     "per_forced": 1.25,
@@ -330,6 +361,7 @@ def write_reports(sweep: Path, excesses: list[float]) -> Path:
             "checkpoint": facts,
             "val_seed": 0,
             "sources": {"gsm8k": {"sha256": "7e47", "tokens": 2048}},
+            "tagger": {"pipeline": "en", "spacy": "3.8"},
             "rows": [ROW | {"difference": value}],
             "excess": [EXCESS | {"excess": value}],
         }
@@ -442,6 +474,18 @@ def test_a_report_of_weights_that_were_trained_anew_is_left_out(tmp_path):
     )
 
 
+def test_tags_of_different_pipelines_are_not_joined(tmp_path):
+    sweep, groups = made(tmp_path, 3)
+    report = write_reports(sweep, [0.1, 0.2, 0.3])
+    other = json.loads(report.read_text())
+    other["tagger"]["spacy"] = "3.7"
+    report.write_text(json.dumps(other))
+    (row,), classes, (line,) = ablations_of(groups)
+    assert row["runs"] == 3
+    assert classes == []
+    assert "the classes of tokens of 'wide'" in line
+
+
 NO_NUMBERS: tuple[Any, ...] = (float("nan"), float("inf"), 10**400, "0.1", [0.1])
 
 
@@ -464,7 +508,7 @@ def test_a_report_whose_numbers_are_none_is_left_out_with_a_line(tmp_path):
 
 
 def test_the_tests_over_runs_are_corrected_for_their_number():
-    further = EXCESS | {"token_class": "punctuation"}
+    further = EXCESS | {"token_class": "punctuation", "upos": "PUNCT"}
     runs = [
         [
             *(EXCESS | {"source": name, "excess": 0.1 + n} for name in "abc"),
@@ -476,6 +520,11 @@ def test_the_tests_over_runs_are_corrected_for_their_number():
     assert found == [3 * 2 / 64] * 3 + [2 / 64], (
         "a further class is a family of its own"
     )
+    # Classes of one name and other tags are other classes, and not the paper's.
+    narrow = EXCESS | {"upos": "NUM", "excess": 0.1}
+    found = excess_over_runs([[EXCESS | {"excess": 0.1 + n}, narrow] for n in range(6)])
+    assert [one["p_holm"] for one in found] == [2 / 64, 2 / 64]
+    assert excess_over_runs([[EXCESS | {"excess": 0.1}], [narrow]]) == []
     # A class that not all runs have is left out.
     assert excess_over_runs([[EXCESS | {"excess": 0.1}], []]) == []
     assert (
@@ -532,6 +581,21 @@ def test_the_scores_of_a_configuration_stand_as_mean_and_standard_error(tmp_path
         ["piqa", "accuracy", "9", "32", "0.5000"],
         ["piqa", "bits per byte", "9", "32", "9.0000"],
     ]
+
+
+def test_means_over_other_numbers_of_documents_are_other_scores(tmp_path):
+    sweep, groups = made(tmp_path, 2)
+    tasks = SUITES["commonsense"]
+    for seed, documents in enumerate((9, 5)):
+        path = write_scores(sweep, seed, 1.0)
+        report = json.loads(path.read_text())
+        report["results"] = dict.fromkeys(tasks, report["results"]["piqa"])
+        report["n-samples"] = {task: {"effective": documents} for task in tasks}
+        path.write_text(json.dumps(report))
+    rows, _ = evaluations_of(groups)
+    cells = [[cell.text for cell in row] for row in table_of_scores(rows).cells()]
+    means = [cell for cell in cells if cell[0] == "Commonsense BPB"]
+    assert [cell[2] for cell in means] == ["54", "30"]
 
 
 def test_scores_of_other_steps_or_under_an_override_are_not_joined(tmp_path):

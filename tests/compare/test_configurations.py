@@ -3,6 +3,7 @@ they make."""
 
 import dataclasses
 import json
+import math
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from tests.compare.run_folders import (
     BATCH,
     CELLS,
     STEPS,
+    configuration,
     model_of,
     write_run,
     write_sweep,
@@ -73,16 +75,20 @@ def test_a_run_that_is_not_at_its_end_says_how_far_it_is(tmp_path):
 
 
 def test_a_long_curve_becomes_means_of_as_many_rows(tmp_path):
+    """Also of fewer, where training left an interval out."""
     folder = write_run(tmp_path / "run", WIDE, SCORES)
     rows = 10 * runs.MOST_POINTS + 3
-    text = "".join(f"{n},{n},{n % 2},1,{3600 * n}\n" for n in range(1, rows + 1))
+    losses = {1: math.nan}
+    text = "".join(
+        f"{n},{n},{losses.get(n, n % 2)},1,{3600 * n}\n" for n in range(1, rows + 1)
+    )
     (folder / "metrics.csv").write_text(
         f"step,tokens,loss,tokens_per_second,seconds\n{text}"
     )
     run = read_run(folder)
     assert isinstance(run, TrainedRun)
     assert len(run.curve) == 183  # of 11 rows
-    assert run.curve[0] == (11.0, 6 / 11, 11.0)
+    assert run.curve[:2] == ((11.0, 5 / 10, 11.0), (22.0, 5 / 11, 22.0))
     assert run.curve[-1][0] == rows
 
 
@@ -254,6 +260,24 @@ def test_a_deeper_wide_model_is_expanded_and_counts_all_its_layers(tmp_path):
     assert group.baselines == (wide,)
 
 
+def test_without_a_budget_no_model_is_another_one_expanded(tmp_path):
+    for n_layers in (4, 8):
+        model = model_of("wide") | {"n_layers": n_layers}
+        cell = f"layers_{n_layers}"
+        write_run(tmp_path / cell, model, SCORES, cell=cell, run={"budget": None})
+    (group,) = groups_of(all_of(tmp_path))
+    shallow, deep = group.configurations
+    assert (shallow.family, deep.family) == ("wide", "wide")
+    # each over its own layers
+    assert shallow.flops_linear == deep.flops_linear
+
+
+@pytest.mark.parametrize("alpha", [12.5, 25, 37.5, 50, 75, 90])
+@pytest.mark.parametrize("off", [-1, -0.6, 0, 0.4, 1])
+def test_solved_widths_that_miss_alpha_by_up_to_a_point_have_one_share(alpha, off):
+    assert configuration("dual", {}, alpha=alpha + off).share == alpha
+
+
 def test_a_repeated_core_is_a_family_with_columns_that_tell_models_apart(tmp_path):
     core = model_of("wide") | {"core": [1, 2], "core_loops": 3, "injection": "linear"}
     dual = model_of("dual", 2) | {"step_kv": "first", "untied_steps": True}
@@ -262,6 +286,8 @@ def test_a_repeated_core_is_a_family_with_columns_that_tell_models_apart(tmp_pat
     write_run(tmp_path / "b", core, SCORES, cell="core_r3_params")
     write_run(tmp_path / "c", core, SCORES, cell="last", **trains_last)
     write_run(tmp_path / "d", dual, SCORES, cell="a50_k2")
+    reads_out = {"run": {"loop_losses": 0.5}}
+    write_run(tmp_path / "e", core, SCORES, cell="reads_out", **reads_out)
     (group,) = groups_of(all_of(tmp_path))
     found = by_name(group)
 
@@ -280,6 +306,10 @@ def test_a_repeated_core_is_a_family_with_columns_that_tell_models_apart(tmp_pat
     assert own.flops_trained == own.flops_total == last.flops_total
     assert last.flops_trained == pytest.approx(
         own.flops_total - 2 / 3 * untrained, rel=1e-9
+    )
+    # The head is left out; the coda, a layer of four, reads out two states more.
+    assert found["reads_out"].flops_trained == pytest.approx(
+        own.flops_total + 2 * wide.flops_total / 4, rel=1e-9
     )
     assert group.wide == wide
     assert found["a50_k2"].steps == "untied, first k/v"

@@ -300,6 +300,26 @@ def test_an_arm_whose_best_rate_is_at_either_edge_is_named_and_not_tested(
     assert rows["loop"].verdict == "better"
 
 
+def test_a_best_rate_at_the_edge_on_the_seeds_of_a_test_is_not_tested(tmp_path):
+    """The dual's lowest mean of all four seeds is in the middle; that of the two seeds
+    that PureWide has is its highest rate's."""
+    arms = {"wide": (3e-3, 2.0), "dual": (3e-3, 1.9)}
+    runs = []
+    for run in write_rates(tmp_path, arms, seeds=4):
+        is_dual = run.settings.model.block == "dual"
+        if is_dual and run.settings.optim.lr == max(RATES):
+            shift = -1 if run.seed < 2 else 2
+            run = replace(run, scores={k: v + shift for k, v in run.scores.items()})
+        if is_dual or run.seed < 2:
+            runs.append(run)
+
+    (group,) = groups_of(runs, best=True)
+    assert not any(c.edge for c in group.configurations)
+    (row,) = differences_of([group])
+    assert row.seeds == 2
+    assert row.verdict == "best rate at the edge, no test"
+
+
 def test_the_error_at_a_steep_best_rate_is_that_of_blocks_of_all_arms_and_students(
     tmp_path,
 ):

@@ -16,8 +16,8 @@ from dualpath_cli.base.ranges import format_size
 from dualpath_cli.compare.configurations import Family, partition
 from dualpath_cli.compare.sweep.runs import PlannedRun
 from dualpath_cli.compare.tables import count as count_text
+from dualpath_cli.compare.tables import hours_text
 from dualpath_cli.flops import count
-from dualpath_cli.report.console import duration
 from dualpath_cli.report.table import Column, Columns, Table
 from dualpath_cli.run.tables import METRICS, read_table
 
@@ -133,7 +133,7 @@ def plan_table(rows: Sequence[ConfigurationCost], jobs: int) -> Table:
         (Column("FLOPs / budget", ".4f"), lambda row: row.spent),
         (Column("tokens", count_text), lambda row: row.tokens),
         (Column("runs", "d"), lambda row: row.seeds),
-        (Column("each", _hours), lambda row: row.hours),
+        (Column("each", hours_text), lambda row: row.hours),
     ]
     if len({row.budget for row in rows}) > 1:
         columns.insert(1, (Column("budget"), lambda row: format_size(row.budget)))
@@ -159,11 +159,7 @@ def _time_left(rows: Sequence[ConfigurationCost], jobs: int) -> str:
         if row.left and row.hours is not None:
             hours += row.left * row.hours
 
-    text = f"in all {_hours(hours / jobs)}"
+    text = f"in all {hours_text(hours / jobs)}"
     if jobs > 1:
         text += f", {jobs} in parallel"
     return text
-
-
-def _hours(hours: float) -> str:
-    return duration(3600 * hours)

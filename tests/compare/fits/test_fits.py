@@ -128,3 +128,13 @@ def test_a_law_at_an_edge_is_refused_with_the_value_and_the_way_out(tmp_path):
     assert isinstance(said, str)
     assert said.startswith("its best law has E = 0, the edge of what is tried")
     assert "train larger budgets" in said
+
+
+def test_no_rollout_where_only_the_largest_budgets_tell_phi(core):
+    """A law without phi is not the family's."""
+    is_looped = core.cells.sizes[:, 1] > 0
+    kept = core.take(~is_looped | (core.flops >= core.flops.max() / LARGEST))
+    assert "phi" in kept.fitted
+    found = fit_family(kept)
+    assert isinstance(found, ScalingFit)
+    assert "so phi cannot be told" in str(found.rollout)
