@@ -37,7 +37,7 @@ from dualpath_cli.model.loss import IGNORE
 from dualpath_cli.run.run_folder import Run
 from dualpath_cli.run.trained import find_trained
 from dualpath_cli.run.weights import device_of, load_model
-from dualpath_cli.spec.config import ModelConfig
+from dualpath_cli.spec.config import ModelConfig, by_layer
 from dualpath_cli.spec.intervention import Intervention, parse_overrides
 
 if TYPE_CHECKING:
@@ -145,11 +145,14 @@ class LoadedModel:
     def __repr__(self) -> str:
         config = self.config
         millions = count.parameters(config) / 1e6
-        core = "" if config.core is None else f", R = {config.core_loops}"
+        loops = ""
+        if set(config.block_kinds) != {"wide"}:
+            loops = f", K = {by_layer(config.loops)}"
+        if config.core is not None:
+            loops += f", R = {config.core_loops}"
         return (
             f"{self._run.folder}, step {self._run.step:,}: {millions:,.1f}M "
-            f"parameters, {config.n_layers} layers, width {config.d_model}, "
-            f"K = {config.loops}{core}"
+            f"parameters, {config.n_layers} layers, width {config.d_model}{loops}"
         )
 
     @overload

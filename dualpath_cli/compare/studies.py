@@ -57,8 +57,8 @@ def ablations_of(
         tagged = [report["tagger"] for report in reports if report["excess"]]
         if any(tagger != tagged[0] for tagger in tagged):
             left_out.append(
-                f"left out: the classes of tokens of '{c.name}', whose reports have tags "
-                "of different pipelines, or versions of spaCy"
+                f"left out: the classes of tokens of '{c.name}', as the tags of its "
+                "reports are of different pipelines, or versions of spaCy"
             )
             continue
         excesses = excess_over_runs([report["excess"] for report in reports])

@@ -92,8 +92,10 @@ class Evaluate(DeviceOptions, OwnClasses, Overrides):
             raise UserError("evaluate needs either --ckpt-path RUN, or only --requests")
         if self.requests and self.out is None:
             raise UserError("--requests needs a folder to write to: --out DIR")
-        if self.loops and self.requests:
-            raise UserError("--requests runs no model: leave out --loops")
+        if self.requests and (self.loops or self.intervention):
+            raise UserError(
+                "--requests runs no model: leave out --loops and --intervention"
+            )
         if self.include_path and not self.harness_names:
             raise UserError(
                 "--include-path adds tasks of lm-evaluation-harness; name one in "
@@ -108,7 +110,8 @@ class Evaluate(DeviceOptions, OwnClasses, Overrides):
     @property
     def _names(self) -> list[str]:
         """The benchmarks and suites in --tasks, which may be joined by commas."""
-        return [name for joined in self.tasks for name in joined.split(",")]
+        names = [name.strip() for joined in self.tasks for name in joined.split(",")]
+        return [name for name in names if name]  # without an end such as `piqa,`
 
     @property
     def benchmarks(self) -> tuple[str, ...]:
@@ -209,6 +212,8 @@ class Evaluate(DeviceOptions, OwnClasses, Overrides):
 
         run = trained.run
         recipe = trained.settings
+        is_wide = set(recipe.model.block_kinds) == {"wide"}
+        trained_loops = 1 if is_wide else recipe.model.loops
         core = {}
         if recipe.model.core is not None:
             forced = change and change.core_loops
@@ -221,7 +226,7 @@ class Evaluate(DeviceOptions, OwnClasses, Overrides):
             "checkpoint": str(run.checkpoint),
             "sha256": hash_of_weights(run.checkpoint),
             "model": asdict(recipe.model),
-            "loops": (change and change.loops) or recipe.model.loops,
+            "loops": (change and change.loops) or trained_loops,
             **core,
             "intervention": change.name if change else "learned",
             "device": device_name(device_of(self.device)),

@@ -223,9 +223,8 @@ def _compare(
     damped core with one repetition does.
     """
     config = model.config
-    has_loops = config.most_loops > 1 and {*config.block_kinds} != {"wide"}
     repeats = config.core_loops > 1 and damping is None
-    most = NEAR if has_loops or repeats else EXACT
+    most = NEAR if config.most_loops > 1 or repeats else EXACT
 
     difference = source.difference(model, None if damping is None else 1)
     if not difference <= most:  # also nan

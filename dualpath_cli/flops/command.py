@@ -102,8 +102,6 @@ def _print(printed: PrintedTable) -> None:
 def _name_idle_options(options: Flops) -> None:
     """On stderr, so that JSON on stdout stays loadable."""
     block = f"on block '{options.block}'"
-    without_core = "without --core and --core-loops above 1"
-    repeats = options.core is not None and options.core_loops > 1
     has_steps = options.block != "wide" and options.loops > 1
 
     # each with the reason for which it is idle
@@ -119,12 +117,15 @@ def _name_idle_options(options: Flops) -> None:
     if not has_steps:
         steps = f"{block} with --loops 1" if options.block != "wide" else block
         idle |= dict.fromkeys(("untied_steps", "step_kv"), steps)
-    if not repeats:
-        names = ("core", "core_loops", "injection", "core_combination")
-        idle |= dict.fromkeys(names, without_core)
+    if options.core is None:
+        names = ("core_loops", "injection", "core_combination")
+        idle |= dict.fromkeys(names, "without --core and --core-loops above 1")
+    elif options.core_loops == 1:
+        names = ("core", "injection", "core_combination")
+        idle |= dict.fromkeys(names, "without --core-loops above 1")
     if options.block == "loop":
-        idle["experts"] = block
-    if not options.experts:
+        idle |= dict.fromkeys(("experts", "top_k"), block)
+    elif not options.experts:
         idle["top_k"] = f"{block} without --experts"
 
     for name in options.given:

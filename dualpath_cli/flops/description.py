@@ -250,7 +250,9 @@ class Description:
         if self.matched:
             spent = linear + self.layer["attention_scores"]
             return spent / self.matched.matched_budget
-        return self.options.budget and linear / self.options.budget
+
+        budget = self.options.budget
+        return None if budget is None else linear / budget
 
     @property
     def training_flops(self) -> float:

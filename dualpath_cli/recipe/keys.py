@@ -78,7 +78,7 @@ def parts_of(model: ModelConfig) -> set[ModelPart]:
         parts.add("wide_path")
     if kinds != {"wide"}:
         parts.add("deep_path")
-    if "deep_path" in parts and model.most_loops > 1:
+    if model.most_loops > 1:
         parts.add("loops")
     if model.core is not None and model.core_loops > 1:
         parts.add("core")

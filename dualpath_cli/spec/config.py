@@ -274,12 +274,8 @@ class ModelConfig:
 
     @property
     def most_loops(self) -> int:
-        """The largest K of all layers with a deep path."""
-        if isinstance(self.loops, int):
-            return self.loops
-
-        of_layers = zip(self.loops, self.block_kinds, strict=True)
-        of_deep_paths = [loops for loops, kind in of_layers if kind != "wide"]
+        """The largest K of all layers with a deep path; 1 without such a layer."""
+        of_deep_paths = [layer.loops for layer in self.layers if layer.block != "wide"]
         return max(of_deep_paths, default=1)
 
     @property

@@ -128,21 +128,39 @@ def test_the_model_of_json_is_a_section_of_a_recipe(line, described, tmp_path):
 # Options
 
 
-def test_options_without_effect_are_named_on_stderr(capsys):
-    line = (
-        "--budget 80M --block wide --alpha 3 --k 2 --step-kv first --injection add "
-        "--top-k 1"
-    )
-    assert main(["flops", *line.split(), "--format", "json"]) == 0
+@pytest.mark.parametrize(
+    ("line", "idle"),
+    [
+        (
+            "--block wide --alpha 3 --k 2 --step-kv first --injection add --top-k 1",
+            [
+                "--alpha has no effect on block 'wide'",
+                "--loops has no effect on block 'wide'",
+                "--step-kv has no effect on block 'wide'",
+                "--injection has no effect without --core and --core-loops above 1",
+                "--top-k has no effect on block 'wide' without --experts",
+            ],
+        ),
+        (
+            "--block wide --core 4-11 --injection add",
+            [
+                "--core has no effect without --core-loops above 1",
+                "--injection has no effect without --core-loops above 1",
+            ],
+        ),
+        (
+            "--block loop --k 2 --experts 8 --top-k 4",
+            [
+                "--experts has no effect on block 'loop'",
+                "--top-k has no effect on block 'loop'",
+            ],
+        ),
+    ],
+)
+def test_options_without_effect_are_named_on_stderr(capsys, line, idle):
+    assert main(["flops", "--budget", "80M", *line.split(), "--format", "json"]) == 0
     captured = capsys.readouterr()
     json.loads(captured.out)
-    idle = [
-        "--alpha has no effect on block 'wide'",
-        "--loops has no effect on block 'wide'",
-        "--step-kv has no effect on block 'wide'",
-        "--injection has no effect without --core and --core-loops above 1",
-        "--top-k has no effect on block 'wide' without --experts",
-    ]
     assert captured.err.splitlines() == [
         f"dualpath flops: note: {note}" for note in idle
     ]

@@ -86,7 +86,7 @@ def _cost(
         cell.family,
         cell.budget,
         cell.alpha,
-        loops=1 if cell.model["block"] == "wide" else model.most_loops,
+        loops=model.most_loops,
         core_loops=model.core_loops,
         parameters=parameters,
         non_embedding=count.parameters_non_embedding(model),

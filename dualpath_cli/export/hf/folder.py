@@ -43,7 +43,6 @@ from dualpath_cli.run.exported_folder import (
     LISTING,
     PREFIX,
     SHARDS,
-    WEIGHTS,
     check_ours,
     listing,
     read_folder,
@@ -138,7 +137,8 @@ def write_folder(
         hashes = {}
         for name, text in texts.items():
             hashes[name] = hashlib.sha256(text.encode()).hexdigest()
-        for path in partial.glob(f"model*{WEIGHTS[5:]}*"):
+        # of several files, their index, too
+        for path in partial.glob("model*.safetensors*"):
             hashes[path.name] = hash_file(path)
         (partial / LISTING).write_text(listing(hashes))
         # Read back as a command will, before the folder gets its name.

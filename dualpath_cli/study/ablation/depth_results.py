@@ -62,16 +62,15 @@ def depth_results(passes: Sequence[Pass]) -> list[Result]:
 
 def _exit_or_schedule(pass_: AblationPass, learned: AblationPass) -> Result:
     """A row beside the learned router; of a schedule also beside its exit."""
-    exit_ = pass_.exit_ if isinstance(pass_, BlindPass) else None
-    others = [learned] if exit_ is None else [learned, exit_]
-    pairs = [(pass_, other, "nats") for other in others]
-    (difference, low, high), *over_exit = _numbers(*_differences(pairs))
+    pairs = [(pass_, learned, "nats")]
+    names = [("difference", "low", "high")]
+    if isinstance(pass_, BlindPass):
+        pairs.append((pass_, pass_.exit_, "nats"))
+        names.append(("over_exit", "over_exit_low", "over_exit_high"))
 
-    fields = {"difference": difference, "low": low, "high": high}
-    for value, value_low, value_high in over_exit:
-        fields["over_exit"] = value
-        fields["over_exit_low"] = value_low
-        fields["over_exit_high"] = value_high
+    fields: dict[str, float] = {}
+    for its_names, numbers in zip(names, _numbers(*_differences(pairs)), strict=True):
+        fields |= zip(its_names, numbers, strict=True)
     return result_of(pass_, "nats", **fields)
 
 

@@ -30,6 +30,7 @@ from dualpath_cli.report.bootstrap import Floats
 from dualpath_cli.report.seeds import seed_from
 from dualpath_cli.spec.config import ModelConfig
 from dualpath_cli.spec.intervention import Blind
+from dualpath_cli.study.ablation.passes import takes
 
 SEED = 0
 
@@ -53,18 +54,15 @@ class StepCounts:
     def add(self, trace: RoutingTrace, scored_BT: torch.Tensor) -> None:
         """Adds the tokens of a batch that are scored; of a repetition of the core only
         those that take it."""
-        core_BT = None if trace.core is None else trace.core.steps_taken
         for layer in trace.layers:
             if layer.steps_taken is None:
                 continue
 
-            takes_BT = scored_BT
-            if layer.repetition and core_BT is not None:
-                takes_BT = scored_BT & (core_BT > layer.repetition)
+            takes_BT = scored_BT & takes(trace, layer)
             place = self._applications.index((layer.layer, layer.repetition))
             self._add(place, layer.steps_taken, takes_BT)
-        if core_BT is not None:
-            self._add(-1, core_BT, scored_BT)
+        if trace.core is not None and trace.core.steps_taken is not None:
+            self._add(-1, trace.core.steps_taken, scored_BT)
 
     def _add(self, place: int, steps_BT: torch.Tensor, takes_BT: torch.Tensor) -> None:
         bins_T = bins_of(steps_BT.shape[1])

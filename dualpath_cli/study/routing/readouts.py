@@ -132,9 +132,8 @@ def experts_of(trace: RoutingTrace) -> tuple[torch.Tensor, torch.Tensor]:
     weights_BTLC = torch.full(shape, math.nan, device=gate_BT.device)
     for place, layer in enumerate(dual):
         if layer.experts is not None and layer.expert_weights is not None:
-            own = layer.experts.shape[-1]  # fewer where an override takes fewer
-            chosen_BTLC[..., place, :own] = layer.experts
-            weights_BTLC[..., place, :own] = layer.expert_weights
+            chosen_BTLC[..., place, :] = layer.experts
+            weights_BTLC[..., place, :] = layer.expert_weights
 
     return chosen_BTLC, weights_BTLC
 
