@@ -185,12 +185,13 @@ def make_data_folder(
 
         preparation = _Preparation(request, engine, fetch, memory, work, folder)
         mixed = preparation.encode_enough()
-        try:
-            manifest = preparation.write(mixed)
-        except UserError:
+        if not mixed.tokens:
+            reason = _why_nothing(request.settings, preparation.pieces, mixed)
             say_removing(work)
             discard(work)  # there is nothing to continue
-            raise
+            raise UserError(reason)
+
+        manifest = preparation.write(mixed)
 
         finished(request, overwrite)  # hours have passed: no other folder is replaced
         publish(folder, work, out)
@@ -295,9 +296,6 @@ class _Preparation:
         request = self.request
         settings = request.settings
         tokenizer = request.tokenizer
-        if not mixed.tokens:
-            raise UserError(_why_nothing(settings, self.pieces, mixed))
-
         dtype = token_type(tokenizer)
         plan = Plan(
             self.folder,

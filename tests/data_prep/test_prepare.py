@@ -165,20 +165,21 @@ def test_a_source_that_changes_while_it_is_read_stops_the_preparation(
     assert not out.exists()
 
 
+@pytest.mark.parametrize("end", [KeyboardInterrupt, UserError, OSError])
 def test_a_continued_preparation_makes_nothing_again_and_remembers_faults(
-    ask, tmp_path, monkeypatch
+    end, ask, tmp_path, monkeypatch
 ):
     (tmp_path / "texts").mkdir()
     write_jsonl(tmp_path / "texts" / "a.jsonl", TEXTS)
     (tmp_path / "texts" / "b.jsonl.gz").write_bytes(b"not gzip")
     asked = ask(tmp_path / "texts")
 
-    def killed(manifest: Manifest, folder: Path) -> None:
-        raise KeyboardInterrupt
+    def ended(manifest: Manifest, folder: Path) -> None:
+        raise end
 
     with monkeypatch.context() as patch:
-        patch.setattr(Manifest, "write", killed)
-        with pytest.raises(KeyboardInterrupt):
+        patch.setattr(Manifest, "write", ended)
+        with pytest.raises(end):
             prepare(asked)
 
     def again(*made: Any) -> PieceCounts:
