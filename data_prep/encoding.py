@@ -23,7 +23,7 @@ from data_prep.pieces import (
     write_sealed,
 )
 from data_prep.shares import ENOUGH, Check, FileEnd, Made, Share
-from dualpath_cli.base.errors import UserError
+from dualpath_cli.base.errors import UserError, listed
 from dualpath_cli.data.rows import OnRead
 from dualpath_cli.report.console import Progress, bytes_of_bytes, counted, plain_console
 
@@ -69,7 +69,8 @@ class _File:
 
     counts: dict[int, PieceCounts] = field(default_factory=dict)  # by piece
     mistakes: dict[int, str] = field(default_factory=dict)  # by piece
-    ended: int = 0  # shares that read it to its end
+    ends: list[FileEnd] = field(default_factory=list)
+    """The end that each share found; none of a share that ended early."""
     end: FileEnd | None = None  # known when all pieces are there
 
 
@@ -271,11 +272,10 @@ class Encoder:
             walk = watch.end(share, made)
             file = walk.files[share.place]
             if made.end:
-                file.ended += 1
-            if file.ended == share.of:
-                assert made.end is not None
-                file.end = made.end
-                content = {"pieces": made.end.pieces, "fault": made.end.fault}
+                file.ends.append(made.end)
+            if len(file.ends) == share.of:
+                file.end = _common_end(share.name, file.ends)
+                content = {"pieces": file.end.pieces, "fault": file.end.fault}
                 write_sealed(walk.job.note(share.place), json.dumps(content).encode())
             walk.go_on()
 
@@ -301,7 +301,7 @@ class Encoder:
             # As many as keep all workers busy, with the files that are left.
             most = 1 + EXPANSION * file.size // PIECE_BYTES
             count = min(math.ceil(self._engine.workers / (len(wave) - done)), most)
-            walk.files[place].ended = 0
+            walk.files[place].ends = []
             for first in range(count):
                 share = Share(
                     settings=self._settings,
@@ -316,6 +316,16 @@ class Encoder:
                 )
                 watch.begin(share, walk)
                 yield share
+
+
+def _common_end(name: str, ends: Sequence[FileEnd]) -> FileEnd:
+    """Returns the end that all shares of a file have found; else raises OSError."""
+    if len(set(ends)) > 1:
+        faults = listed({end.fault for end in ends if end.fault})
+        raise OSError(
+            f"{name}: its readers came to different ends ({faults}); check the disk"
+        )
+    return ends[0]
 
 
 class _Watch:
