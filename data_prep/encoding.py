@@ -59,7 +59,7 @@ class Encoded:
     faults: list[str] = field(default_factory=list)
     """Files that could not be read to their end, and why."""
     tokens: int = 0
-    complete: bool = True  # whether every file was read
+    complete: bool = False  # whether every file was read
     fetched: bool = True  # whether every file was there to be read
 
 
@@ -81,13 +81,10 @@ class _Walk:
         self.job = job
         self.files = files
         self.encoded = Encoded()
+        self.is_enough = False  # whether there are the tokens that are wanted
         self._strict = strict
         self._place = 0
         self._number = 0
-
-    @property
-    def is_enough(self) -> bool:
-        return not self.encoded.complete
 
     def go_on(self) -> None:
         """Raises UserError where `strict` is set and something cannot be read."""
@@ -112,7 +109,7 @@ class _Walk:
         until = self.job.until
         if until is not None and self.encoded.tokens >= until:
             self._check_unchanged(self.job.corpus.files[self._place])
-            self.encoded.complete = False
+            self.is_enough = True
             (self.job.folder / ENOUGH).touch()
 
     def _end_file(self, end: FileEnd) -> None:
@@ -238,6 +235,9 @@ class Encoder:
             # last piece of a corpus.
             while wave := [(walk, n) for walk in walks for n in walk.next_files()]:
                 self._read(wave, progress)
+
+        for walk in walks:
+            walk.encoded.complete = not walk.is_enough
         return [walk.encoded for walk in walks]
 
     def _find_pieces(self, job: Job) -> None:
