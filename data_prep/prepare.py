@@ -126,6 +126,11 @@ def finished(request: Request, overwrite: bool) -> Manifest | None:
     )
 
 
+def check_may_replace(request: Request, overwrite: bool) -> None:
+    """Raises UserError where OUT holds something else than the requested data."""
+    finished(request, overwrite)
+
+
 def _is_damaged(manifest: Manifest, out: Path) -> bool:
     try:
         check_bytes(manifest, out, "first")
@@ -193,7 +198,7 @@ def make_data_folder(
 
         manifest = preparation.write(mixed)
 
-        finished(request, overwrite)  # hours have passed: no other folder is replaced
+        check_may_replace(request, overwrite)  # hours have passed
         publish(folder, work, out)
         with _progress("tidying up", 1, "folders"):
             discard(work)
