@@ -1,6 +1,7 @@
 """What goes wrong is named, stage by stage; the rest of the corpus is prepared all the
 same."""
 
+import errno
 import gzip
 import json
 import pickle
@@ -137,6 +138,28 @@ def test_a_fault_stops_a_strict_preparation_else_it_is_named_and_the_rest_is_pre
     else:
         assert not count.faults
         assert len(texts) == 2 + fault.kept
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (OSError(errno.EIO, "a disk"), "Input/output error: '.*/a.jsonl'"),
+        (pa.ArrowMemoryError("malloc failed"), "malloc failed"),
+    ],
+)
+def test_a_failure_of_the_machine_is_no_fault_of_a_file(
+    ask, corpus, monkeypatch, error, says
+):
+    def failing(*_: object) -> None:
+        raise error
+
+    asked = ask(corpus)
+    with monkeypatch.context() as patch:
+        patch.setattr(rows, "decompress", failing)
+        with pytest.raises(type(error), match=says):
+            prepare(asked)
+    (count,) = prepare(asked).sources
+    assert (count.faults, count.documents) == ([], 2)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
