@@ -119,6 +119,7 @@ class Preparation:
 
     def __post_init__(self) -> None:
         self._check_names()
+        self._check_paths()
         self._check_weights()
 
         counts = dict.fromkeys(("tokens", "num_files", "min_chars"), (1, _MOST))
@@ -151,6 +152,17 @@ class Preparation:
                 "--tokenizer is missing: give gpt2 or a path; only `sample` and "
                 "`primitives`, each by itself, have their own"
             )
+
+    def _check_paths(self) -> None:
+        """Refuses a path that the manifest, which is UTF-8, could not hold."""
+        sources = (source.path for source in self.sources)
+        for path in (*sources, *self.decontaminate, self.tokenizer or ""):
+            try:
+                path.encode()
+            except UnicodeEncodeError:
+                raise UserError(
+                    f"path '{path}' is not UTF-8; rename it, or give a link to it"
+                ) from None
 
     def _check_weights(self) -> None:
         count = len(self.sources)

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from data_prep.engine import Between
+from data_prep.input_files import readable
 from data_prep.piece_maker import piece_maker
 from data_prep.pieces import Piece, PieceCounts, piece_path, read_sealed
 from data_prep.settings import SourceSettings
@@ -92,7 +93,7 @@ class Share:
             if not count:
                 fault = f"{self.name}: empty"
         except UnreadableFile as error:
-            fault = str(error)
+            fault = readable(str(error))
 
         made.end = FileEnd(count, fault)
         return made

@@ -4,6 +4,7 @@ same."""
 import errno
 import gzip
 import json
+import os
 import pickle
 import resource
 import subprocess
@@ -21,6 +22,7 @@ import zstandard
 from data_prep import encoding
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.data import rows
+from dualpath_cli.data.manifest import Manifest
 from dualpath_cli.data.rows import UnreadableFile, read_rows
 from tests.data_prep.conftest import prepare, rows_of, texts_of, write_jsonl
 
@@ -138,6 +140,20 @@ def test_a_fault_stops_a_strict_preparation_else_it_is_named_and_the_rest_is_pre
     else:
         assert not count.faults
         assert len(texts) == 2 + fault.kept
+
+
+def test_a_name_that_is_not_utf8_is_written_as_escapes_and_refused_in_a_setting(
+    ask, out, corpus
+):
+    name = os.fsdecode(b"caf\xe9.jsonl.gz")
+    (corpus / name).write_bytes(b"not gzip")
+    prepare(ask(corpus))
+    (fault,) = Manifest.read(out).sources[0].faults
+    assert r"caf\xe9.jsonl.gz: cannot be read" in fault
+    with pytest.raises(UserError, match="is not UTF-8; rename it, or give a link"):
+        ask(corpus / name)
+    with pytest.raises(UserError, match="is not UTF-8; rename it, or give a link"):
+        ask(corpus, decontaminate=(str(corpus / name),))
 
 
 @pytest.mark.parametrize(
