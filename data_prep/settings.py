@@ -96,7 +96,8 @@ class Preparation:
     num_files: Size | None = None
     """Files to take of each source that is downloaded: of Nemotron-CC in the order of a
     hash of their names, of a dataset of the hub in that of their paths. By default as
-    many as --tokens needs; 1 of Nemotron-CC where neither is given."""
+    many as --tokens needs. Where neither is given, 1 of Nemotron-CC, beside which no
+    dataset of the hub may stand then, or all of a dataset."""
     seed: int = 0
     """Seed of the order of the documents."""
     duplicates: Duplicates = "exact"
