@@ -3,10 +3,12 @@
 import contextlib
 import os
 import signal
+import sys
 import time
 
 import pytest
 
+from dualpath_cli.base.output import say
 from dualpath_cli.base.processes import is_first_of_node, is_first_rank
 from dualpath_cli.cli.main import main
 from dualpath_cli.compare.sweep import command as command_of_sweep
@@ -69,6 +71,12 @@ def test_children_look_for_no_modules_in_the_working_directory(
     assert command == "prepare" or "dualpath fit: error: data folder" in said, (
         "the only run begins"
     )
+
+
+def test_with_a_closed_stderr_nothing_of_it_comes_to_stdout(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stderr", None)
+    say("a note")
+    assert capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize(
