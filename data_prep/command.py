@@ -102,6 +102,7 @@ class Prepare(Preparation):
         is_unlimited = settings.tokens is None and settings.num_files is None
         has_nemotron = any(source.is_nemotron for source in settings.sources)
         if is_unlimited and has_nemotron:
+            _check_is_only_remote(settings.sources)
             return replace(settings, num_files=Size(1))
         return settings
 
@@ -118,6 +119,16 @@ class Prepare(Preparation):
             raise UserError(
                 "--num-files has no effect without a source that is downloaded; leave "
                 "it out"
+            )
+
+
+def _check_is_only_remote(sources: Sequence[SourceSettings]) -> None:
+    """Refuses a dataset of the hub beside Nemotron-CC, of which one file is taken."""
+    for source in sources:
+        if source.is_remote and not source.is_nemotron:
+            raise UserError(
+                f"source '{source.path}' beside nemotron-cc needs --num-files or "
+                "--tokens, which then bound both"
             )
 
 

@@ -18,7 +18,7 @@ from urllib.parse import quote
 from fsspec.utils import glob_translate
 
 from data_prep import sample
-from data_prep.input_files import Corpus, InputFile, RemoteFile
+from data_prep.input_files import Corpus, InputFile, RemoteFile, readable
 from data_prep.packaged import PRIMITIVES_SHA256, primitives_texts
 from data_prep.settings import NEMOTRON, PRIMITIVES, SAMPLE, SourceSettings
 from dualpath_cli.base.errors import UserError, did_you_mean, listed
@@ -69,9 +69,7 @@ def _local_file(path: Path) -> InputFile:
     # The identity of `make`: sizes and times, since reading terabytes twice costs
     # hours.
     identity = json.dumps([str(path.resolve()), stat.st_size, stat.st_mtime_ns])
-    # In valid UTF-8, for records.
-    name_bytes = str(path).encode("utf-8", "surrogateescape")
-    name = name_bytes.decode("utf-8", "backslashreplace")
+    name = readable(str(path))
     return InputFile(name, stat.st_size, identity, path, stat.st_mtime_ns)
 
 

@@ -42,11 +42,13 @@ LEAST_BYTES = 1 << 16
 SLOW_SECONDS = 60.0
 
 _BLOCK_BYTES = 1 << 16
-_BUSY = (408, 425, 429)  # statuses that another request may mend, as do all from 500 on
+_ABSENT = (404, 410)
+"""Statuses of a file that is not there. Others may pass: Common Crawl says 403 after
+too many requests, and tokens expire."""
 
 
 class Unavailable(Exception):
-    """A file cannot be fetched, now or later; the message is the reason."""
+    """A file is not there, or longer than any; the message is the reason."""
 
 
 class _Interrupted(Exception):
@@ -132,10 +134,10 @@ class Downloads:
         try:
             with _request(file, timeout) as answer, partial.open("wb") as sink:
                 self._answered = True
-                _check_status(answer)
+                _check_status(answer, file)
                 _check_size(answer.raw.length_remaining or 0, file)
                 self._write_body(answer, file, sink)
-        except (requests.TooManyRedirects, requests.exceptions.InvalidURL) as error:
+        except requests.exceptions.InvalidURL as error:
             raise Unavailable(f"{type(error).__name__}: {error}") from None
         except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
             # These wrap the error that says why.
@@ -212,37 +214,43 @@ def _close_redirect(answer: requests.Response, **_: object) -> None:
         answer.close()
 
 
-def _check_status(answer: requests.Response) -> None:
+def _check_status(answer: requests.Response, file: RemoteFile) -> None:
     status = answer.status_code
     line = f"{status} {answer.reason}"
-    if status in _BUSY or status >= 500:
-        raise _Interrupted(line, answer.headers.get("Retry-After", ""))
-    if not answer.ok:
+    if status in _ABSENT:
         raise Unavailable(line)
+
+    if status in (401, 403):
+        token = "set HF_TOKEN to a token that may read it, or `hf auth login`"
+        line += f" ({token if file.token else 'no access, or too many requests'})"
+    if not answer.ok:
+        raise _Interrupted(line, answer.headers.get("Retry-After", ""))
 
 
 def _check_size(count: int, file: RemoteFile) -> None:
-    """Raises Unavailable for more bytes than a file has, or may have."""
-    most = file.most if file.size is None else file.size
-    if count > most:
-        known = "that are accepted" if file.size is None else "that it has"
-        raise Unavailable(f"the answer has more than the {most:,} bytes {known}")
+    """Raises _Interrupted for more bytes than a file has, Unavailable for more than it
+    may have."""
+    more = "the answer has more than the"
+    if file.size is None and count > file.most:
+        raise Unavailable(f"{more} {file.most:,} bytes that are accepted")
+    if file.size is not None and count > file.size:
+        raise _Interrupted(f"{more} {file.size:,} bytes that it has")
 
 
 def _check_content(partial: Path, file: RemoteFile) -> None:
     """Compares a downloaded file with its known size and hash, else decompresses it.
 
-    Raises Unavailable for another file, _Interrupted for a part of one.
+    Raises _Interrupted for another file, or a part of one.
     """
     size = partial.stat().st_size
     if file.size not in (None, size):
-        raise Unavailable(f"{size:,} bytes instead of {file.size:,}")
+        raise _Interrupted(f"{size:,} bytes instead of {file.size:,}")
 
     if file.sha256 is not None:
         with partial.open("rb") as data:
             digest = hashlib.file_digest(data, "sha256").hexdigest()
         if digest != file.sha256:
-            raise Unavailable(f"its sha256 is not {file.sha256}")
+            raise _Interrupted(f"its sha256 is not {file.sha256}")
 
     # A list of files, whose ending is not that of rows, is checked by its reader.
     name = Path(file.name)

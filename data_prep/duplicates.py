@@ -217,16 +217,14 @@ class Match:
     def _part(self, judgement: Judgement, group: PieceGroup) -> Keys:
         """This range of a group's keys: their words, then the documents."""
         keys: Keys = np.load(judgement.sorted_path(self.column, group), mmap_mode="r")
-        bounds = []
-        for number in (self.number, self.number + 1):
+
+        def begin_of(number: int) -> int:
+            if number == judgement.ranges:  # behind all
+                return keys.shape[1]
             least = (number << 64) // judgement.ranges
-            is_behind_all = number == judgement.ranges
-            bounds.append(
-                keys.shape[1]
-                if is_behind_all
-                else int(np.searchsorted(keys[0], np.uint64(least)))
-            )
-        return keys[:, bounds[0] : bounds[1]]
+            return int(np.searchsorted(keys[0], np.uint64(least)))
+
+        return keys[:, begin_of(self.number) : begin_of(self.number + 1)]
 
 
 @dataclass(frozen=True)

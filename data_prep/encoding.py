@@ -23,7 +23,7 @@ from data_prep.pieces import (
     write_sealed,
 )
 from data_prep.shares import ENOUGH, Check, FileEnd, Made, Share
-from dualpath_cli.base.errors import UserError
+from dualpath_cli.base.errors import UserError, listed
 from dualpath_cli.data.rows import OnRead
 from dualpath_cli.report.console import Progress, bytes_of_bytes, counted, plain_console
 
@@ -59,7 +59,7 @@ class Encoded:
     faults: list[str] = field(default_factory=list)
     """Files that could not be read to their end, and why."""
     tokens: int = 0
-    complete: bool = True  # whether every file was read
+    complete: bool = False  # whether every file was read
     fetched: bool = True  # whether every file was there to be read
 
 
@@ -69,7 +69,8 @@ class _File:
 
     counts: dict[int, PieceCounts] = field(default_factory=dict)  # by piece
     mistakes: dict[int, str] = field(default_factory=dict)  # by piece
-    ended: int = 0  # shares that read it to its end
+    ends: list[FileEnd] = field(default_factory=list)
+    """The end that each share found; none of a share that ended early."""
     end: FileEnd | None = None  # known when all pieces are there
 
 
@@ -80,13 +81,10 @@ class _Walk:
         self.job = job
         self.files = files
         self.encoded = Encoded()
+        self.is_enough = False  # whether there are the tokens that are wanted
         self._strict = strict
         self._place = 0
         self._number = 0
-
-    @property
-    def is_enough(self) -> bool:
-        return not self.encoded.complete
 
     def go_on(self) -> None:
         """Raises UserError where `strict` is set and something cannot be read."""
@@ -111,7 +109,7 @@ class _Walk:
         until = self.job.until
         if until is not None and self.encoded.tokens >= until:
             self._check_unchanged(self.job.corpus.files[self._place])
-            self.encoded.complete = False
+            self.is_enough = True
             (self.job.folder / ENOUGH).touch()
 
     def _end_file(self, end: FileEnd) -> None:
@@ -237,6 +235,9 @@ class Encoder:
             # last piece of a corpus.
             while wave := [(walk, n) for walk in walks for n in walk.next_files()]:
                 self._read(wave, progress)
+
+        for walk in walks:
+            walk.encoded.complete = not walk.is_enough
         return [walk.encoded for walk in walks]
 
     def _find_pieces(self, job: Job) -> None:
@@ -271,11 +272,10 @@ class Encoder:
             walk = watch.end(share, made)
             file = walk.files[share.place]
             if made.end:
-                file.ended += 1
-            if file.ended == share.of:
-                assert made.end is not None
-                file.end = made.end
-                content = {"pieces": made.end.pieces, "fault": made.end.fault}
+                file.ends.append(made.end)
+            if len(file.ends) == share.of:
+                file.end = _common_end(share.name, file.ends)
+                content = {"pieces": file.end.pieces, "fault": file.end.fault}
                 write_sealed(walk.job.note(share.place), json.dumps(content).encode())
             walk.go_on()
 
@@ -301,7 +301,7 @@ class Encoder:
             # As many as keep all workers busy, with the files that are left.
             most = 1 + EXPANSION * file.size // PIECE_BYTES
             count = min(math.ceil(self._engine.workers / (len(wave) - done)), most)
-            walk.files[place].ended = 0
+            walk.files[place].ends = []
             for first in range(count):
                 share = Share(
                     settings=self._settings,
@@ -316,6 +316,16 @@ class Encoder:
                 )
                 watch.begin(share, walk)
                 yield share
+
+
+def _common_end(name: str, ends: Sequence[FileEnd]) -> FileEnd:
+    """Returns the end that all shares of a file have found; else raises OSError."""
+    if len(set(ends)) > 1:
+        faults = listed({end.fault for end in ends if end.fault})
+        raise OSError(
+            f"{name}: its readers came to different ends ({faults}); check the disk"
+        )
+    return ends[0]
 
 
 class _Watch:

@@ -17,6 +17,11 @@ TOKENS_PER_STORED_BYTE = 200 / 350
 """Tokens in a compressed byte of Nemotron-CC; assumed for other corpora, too."""
 
 
+def readable(text: str) -> str:
+    """Returns a text for records: a path's bytes that are not UTF-8 become escapes."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
 @dataclass(frozen=True)
 class RemoteFile:
     """A file at a URL, which never changes, and its place below the download folder."""

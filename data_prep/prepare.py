@@ -35,7 +35,7 @@ from data_prep.settings import Preparation
 from data_prep.shards import Plan, WriteChunk, write_index
 from data_prep.text import Contamination
 from dualpath_cli.base.errors import UserError
-from dualpath_cli.base.files import read_json
+from dualpath_cli.base.files import read_json, remove
 from dualpath_cli.base.output import amount, say
 from dualpath_cli.data.manifest import INDEX, MANIFEST, Manifest, StoredFile
 from dualpath_cli.data.storage import file_sizes
@@ -126,6 +126,11 @@ def finished(request: Request, overwrite: bool) -> Manifest | None:
     )
 
 
+def check_may_replace(request: Request, overwrite: bool) -> None:
+    """Raises UserError where OUT holds something else than the requested data."""
+    finished(request, overwrite)
+
+
 def _is_damaged(manifest: Manifest, out: Path) -> bool:
     try:
         check_bytes(manifest, out, "first")
@@ -179,20 +184,19 @@ def make_data_folder(
 
         folder = work / "finished"
         folder.mkdir(exist_ok=True)
-        for unfinished in folder.rglob("*.partial"):  # else the manifest would list it
-            unfinished.unlink()
         request.tokenizer.save(folder)
 
         preparation = _Preparation(request, engine, fetch, memory, work, folder)
         mixed = preparation.encode_enough()
-        try:
-            manifest = preparation.write(mixed)
-        except UserError:
+        if not mixed.tokens:
+            reason = _why_nothing(request.settings, preparation.pieces, mixed)
             say_removing(work)
             discard(work)  # there is nothing to continue
-            raise
+            raise UserError(reason)
 
-        finished(request, overwrite)  # hours have passed: no other folder is replaced
+        manifest = preparation.write(mixed)
+
+        check_may_replace(request, overwrite)  # hours have passed
         publish(folder, work, out)
         with _progress("tidying up", 1, "folders"):
             discard(work)
@@ -295,9 +299,6 @@ class _Preparation:
         request = self.request
         settings = request.settings
         tokenizer = request.tokenizer
-        if not mixed.tokens:
-            raise UserError(_why_nothing(settings, self.pieces, mixed))
-
         dtype = token_type(tokenizer)
         plan = Plan(
             self.folder,
@@ -308,6 +309,7 @@ class _Preparation:
             mixed.portions,
             settings.seed,
         )
+        self._remove_others(plan)
         chunks = self._write_chunks(plan)
         index_sha256 = write_index(self.folder, chunks, plan.lengths, dtype)
         self._write_records(mixed)
@@ -339,6 +341,17 @@ class _Preparation:
         )
         manifest.write(self.folder)
         return manifest
+
+    def _remove_others(self, plan: Plan) -> None:
+        """Removes what an interrupted preparation left, but for the plan's chunks.
+
+        The manifest lists all files, also unfinished ones and those of a plan that has
+        changed.
+        """
+        chunks = {plan.chunk_path(number) for number in range(len(plan.lengths))}
+        for path in self.folder.iterdir():
+            if path not in chunks and path.name != TOKENIZER:
+                remove(path)
 
     def _write_chunks(self, plan: Plan) -> list[StoredFile]:
         plan.journal.mkdir(parents=True, exist_ok=True)

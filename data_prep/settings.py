@@ -96,7 +96,8 @@ class Preparation:
     num_files: Size | None = None
     """Files to take of each source that is downloaded: of Nemotron-CC in the order of a
     hash of their names, of a dataset of the hub in that of their paths. By default as
-    many as --tokens needs; 1 of Nemotron-CC where neither is given."""
+    many as --tokens needs. Where neither is given, 1 of Nemotron-CC, beside which no
+    dataset of the hub may stand then, or all of a dataset."""
     seed: int = 0
     """Seed of the order of the documents."""
     duplicates: Duplicates = "exact"
@@ -119,6 +120,7 @@ class Preparation:
 
     def __post_init__(self) -> None:
         self._check_names()
+        self._check_paths()
         self._check_weights()
 
         counts = dict.fromkeys(("tokens", "num_files", "min_chars"), (1, _MOST))
@@ -151,6 +153,17 @@ class Preparation:
                 "--tokenizer is missing: give gpt2 or a path; only `sample` and "
                 "`primitives`, each by itself, have their own"
             )
+
+    def _check_paths(self) -> None:
+        """Refuses a path that the manifest, which is UTF-8, could not hold."""
+        sources = (source.path for source in self.sources)
+        for path in (*sources, *self.decontaminate, self.tokenizer or ""):
+            try:
+                path.encode()
+            except UnicodeEncodeError:
+                raise UserError(
+                    f"path '{path}' is not UTF-8; rename it, or give a link to it"
+                ) from None
 
     def _check_weights(self) -> None:
         count = len(self.sources)

@@ -62,6 +62,10 @@ class Plan:
         whole, rest = divmod(self.tokens, self.chunk_tokens)
         return [self.chunk_tokens] * whole + [rest] * bool(rest)
 
+    def chunk_path(self, number: int) -> Path:
+        """Where a chunk is written."""
+        return self.folder / f"chunk-0-{number}.bin"
+
 
 @dataclass(frozen=True)
 class WriteChunk:
@@ -73,7 +77,7 @@ class WriteChunk:
     def run(self, between: Between) -> StoredFile:
         """A chunk that was noted before, and that is as it was, stays."""
         plan: Plan = shared(self.plan)
-        path = plan.folder / f"chunk-0-{self.number}.bin"
+        path = plan.chunk_path(self.number)
         note = plan.journal / f"{self.number}.json"
         chunk = _noted_chunk(note, path)
         if not chunk:

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from data_prep.engine import Between
+from data_prep.input_files import readable
 from data_prep.piece_maker import piece_maker
 from data_prep.pieces import Piece, PieceCounts, piece_path, read_sealed
 from data_prep.settings import SourceSettings
@@ -29,7 +30,7 @@ class Made:
     """What became of a share."""
 
     counts: dict[int, PieceCounts] = field(default_factory=dict)
-    """Pieces that were made, by their numbers in the file."""
+    """Its pieces, by their numbers in the file."""
     mistake: tuple[int, str] | None = None
     """The piece with a row that cannot be read, where none may be."""
     end: FileEnd | None = None  # None of a share that ended early
@@ -72,7 +73,10 @@ class Share:
                 stored = read
                 read = 0
                 out = piece_path(self.folder, self.place, number)
-                if number % self.of != self.first or out.exists():
+                if number % self.of != self.first:
+                    continue
+                if out.exists():  # made before, perhaps by this task on a lost machine
+                    made.counts[number] = Piece(out).counts
                     continue
                 if (self.folder / ENOUGH).exists():
                     return made
@@ -89,7 +93,7 @@ class Share:
             if not count:
                 fault = f"{self.name}: empty"
         except UnreadableFile as error:
-            fault = str(error)
+            fault = readable(str(error))
 
         made.end = FileEnd(count, fault)
         return made
@@ -111,6 +115,6 @@ class Check:
             if read_sealed(path):
                 sound[number] = Piece(path).counts
             else:
-                path.unlink()
+                path.unlink(missing_ok=True)  # the task may run again
             between()
         return sound

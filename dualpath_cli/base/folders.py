@@ -122,8 +122,7 @@ def claimed_folder(folder: Path) -> Iterator[None]:
     # Each rank sets the mark, as each may have a folder of its own.
     os.close(open_without_links(mark, os.O_RDWR | os.O_CREAT))
 
-    is_first = is_first_rank() and os.environ.get("NODE_RANK", "0") == "0"
-    with exclusive(mark, folder, keep=True) if is_first else nullcontext():
+    with exclusive(mark, folder, keep=True) if is_first_rank() else nullcontext():
         yield
 
 

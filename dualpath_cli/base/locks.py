@@ -140,7 +140,7 @@ def keep_in_use(folder: Path) -> None:
 def remove_unused(folder: Path) -> None:
     """Deletes a folder unless a process keeps it in use.
 
-    On a file system without locks nothing is deleted.
+    On a file system without locks the folder stays.
     """
     lock = _lock_of_users(folder)
     # BlockingIOError: it is in use

@@ -59,11 +59,14 @@ def escape_unprintable() -> None:
 def say(text: str, stream: TextIO | None = None, *, end: str = "\n") -> None:
     """Prints a line, on stderr by default.
 
-    A terminal gets it `printable`, a file as it is.
+    A terminal gets it `printable`, a file as it is, and a closed stderr nothing.
     """
     stream = stream or sys.stderr
-    on_terminal = stream is not None and stream.isatty()
-    print(printable(text) if on_terminal else text, end=end, file=stream, flush=True)
+    if stream is None:  # print would take stdout instead
+        return
+
+    shown = printable(text) if stream.isatty() else text
+    print(shown, end=end, file=stream, flush=True)
 
 
 def send_nowhere(stream: TextIO) -> None:

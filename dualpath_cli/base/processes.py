@@ -40,8 +40,19 @@ def visible_gpus() -> int | None:
 
 
 def is_first_rank() -> bool:
-    """Whether this process is the first of all, by torchrun, SLURM or Lightning."""
-    ranks = ("RANK", "SLURM_PROCID", "LOCAL_RANK")
+    """Whether this process is the first of all, by torchrun, SLURM or Lightning.
+
+    Lightning names a node and a place in it, the others a place among all, too.
+    """
+    return _are_zero("RANK", "SLURM_PROCID", "NODE_RANK", "LOCAL_RANK")
+
+
+def is_first_of_node() -> bool:
+    """Whether this process is the first on its machine, by any of these."""
+    return _are_zero("LOCAL_RANK", "SLURM_LOCALID")
+
+
+def _are_zero(*ranks: str) -> bool:
     return all(os.environ.get(rank, "0") == "0" for rank in ranks)
 
 

@@ -23,7 +23,12 @@ from dualpath_cli.base.errors import (
 )
 from dualpath_cli.base.folders import claimed_folder
 from dualpath_cli.base.output import escape_unprintable, one_line, say, send_nowhere
-from dualpath_cli.base.processes import Terminated, end_with_parent, ended_by_signals
+from dualpath_cli.base.processes import (
+    Terminated,
+    end_with_parent,
+    ended_by_signals,
+    is_first_of_node,
+)
 from dualpath_cli.base.version import __version__
 from dualpath_cli.cli.commands import COMMANDS, Command
 
@@ -158,11 +163,11 @@ def _failed(name: str, error: BaseException) -> int:
 
 
 def _interrupted(name: str, interrupt: KeyboardInterrupt) -> int:
-    """Prints how the command was interrupted, on a machine's first rank for all."""
+    """Prints how the command was interrupted, once on each machine."""
     by_sigterm = isinstance(interrupt, Terminated)
     how = "stopped by SIGTERM" if by_sigterm else "interrupted"
     text = "; ".join([how, *map(str, interrupt.args)])
-    if os.environ.get("LOCAL_RANK", "0") != "0":
+    if not is_first_of_node():
         text = ""
     return _end(name, 143 if by_sigterm else 130, text, sys.stdout)
 

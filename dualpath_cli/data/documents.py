@@ -147,7 +147,8 @@ def source_files(source: Source) -> list[Path]:
     They are the file itself, those below a folder, or those of a glob. Links are
     followed, each real file is taken once, and hidden names are left out. In a folder
     only names of known formats are taken, without Markdown beside .jsonl or .parquet
-    files. A line on stderr counts the files left out.
+    files. A line on stderr counts the files left out. Raises OSError where a folder
+    cannot be read for another reason than its permissions.
     """
     path = source.path
     if path.is_file():
@@ -227,7 +228,8 @@ def _distinct_files(pattern: str, only_known: bool) -> tuple[list[Path], Counter
 def expand_glob(pattern: str) -> Iterator[Path]:
     """Yields the paths of a glob.
 
-    Its `**` goes through links, but into each real folder once.
+    Its `**` goes through links, but into each real folder once. A line on stderr names
+    a folder that may not be read.
     """
     head, *tail = re.split(r"(?:^|(?<=/))\*\*(?:/|$)", pattern, maxsplit=1)
     if not tail:
@@ -236,7 +238,7 @@ def expand_glob(pattern: str) -> Iterator[Path]:
 
     for top in glob.glob(head or "."):
         seen: set[str] = set()
-        for folder, below, _ in os.walk(top, followlinks=True):
+        for folder, below, _ in os.walk(top, onerror=_leave_out, followlinks=True):
             real = os.path.realpath(folder)
             is_new = real not in seen
             # os.walk goes into the folders that are left in its list.
@@ -245,6 +247,13 @@ def expand_glob(pattern: str) -> Iterator[Path]:
                 seen.add(real)
                 rest = tail[0] or "*"
                 yield from expand_glob(os.path.join(glob.escape(folder), rest))
+
+
+def _leave_out(error: OSError) -> None:
+    """Says that a folder is left out which may not be read."""
+    if not isinstance(error, PermissionError):
+        raise error
+    _say_once(f"left out: '{error.filename}' ({error.strerror})")
 
 
 @cache  # once, however often the files are asked for

@@ -7,6 +7,7 @@ one row are read, and no more than `_BATCH_BYTES` of several rows at a time.
 import gzip
 import io
 import json
+import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -131,8 +132,8 @@ def read_rows(
 
     The columns `fields` of a Parquet file must be there; `optional` ones are read if
     they are. The division into batches depends on the file and `size` only. Raises
-    UnreadableFile where the file is cut off, damaged or lacks a column, StandIn for a
-    pointer of Git LFS or git-annex.
+    UnreadableFile where the file is cut off, damaged or lacks a column, OSError and
+    MemoryError where the machine fails, StandIn for a pointer of Git LFS or git-annex.
     """
     refuse_pointer(path)
     kind = kind_of(path)
@@ -145,7 +146,14 @@ def read_rows(
         for content in batches:
             yield Rows(str(path), kind, number, content)
             number += len(content)
+    except MemoryError:  # Arrow's is one of `DAMAGED`, too
+        raise
     except DAMAGED as error:
+        if isinstance(error, OSError) and error.errno:
+            # The system's: it says nothing about what the file holds.
+            reason = os.strerror(error.errno)
+            raise OSError(error.errno, reason, str(path)) from error
+
         where = _describe_progress(kind, number - 1)
         reason = str(error).splitlines()[0]
         raise UnreadableFile(f"{path}: cannot be read{where}: {reason}") from None

@@ -21,7 +21,7 @@ from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.files import read_bytes, write_text
 from dualpath_cli.base.locks import exclusive
 from dualpath_cli.base.output import say
-from dualpath_cli.base.processes import cores
+from dualpath_cli.base.processes import cores, is_first_of_node
 from dualpath_cli.data.manifest import (
     AGAIN,
     HEADER,
@@ -164,10 +164,7 @@ def verify_chunks(folder: Path, manifest: Manifest, how: Verify) -> None:
             locks.enter_context(exclusive(Path(f"{memory}.lock"), memory, wait=True))
 
         chunks = Chunks(folder, manifest)
-        # The first rank of the node, by torchrun and Lightning, or by Slurm.
-        ranks = ("LOCAL_RANK", "SLURM_LOCALID")
-        is_first = all(os.environ.get(rank, "0") == "0" for rank in ranks)
-        if how == "always" and is_first:
+        if how == "always" and is_first_of_node():
             chunks.forget()
         chunks.verify()
 

@@ -38,7 +38,7 @@ def learning_rate(step: int, total_steps: int, settings: OptimSettings) -> float
 
 
 def cooldown_start(total_steps: int, settings: OptimSettings) -> int:
-    """The first step below the peak rate under `wsd`; up to it, longer runs are the
+    """The last step at the peak rate under `wsd`; up to it, longer runs are the
     same."""
     cooldown = round(settings.cooldown * total_steps)
     return max(settings.warmup_steps, total_steps - cooldown)

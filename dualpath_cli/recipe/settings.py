@@ -204,7 +204,8 @@ class RunSettings:
     """Optimizer steps between two read-outs of gates, gains and expected loops per
     layer."""
     validate_every: int = key(1000, range=(0, 10**12), free=True)
-    """Optimizer steps between two validations; 0 validates only at the end."""
+    """Optimizer steps between two validations; 0 validates only at step 0 and at the
+    end."""
     save_every: int = key(1000, range=(1, 10**12), free=True)
     """Optimizer steps between two checkpoints; one is always written at the end."""
     keep: int = key(3, range=(0, 10**12), free=True)

@@ -3,14 +3,40 @@
 import contextlib
 import os
 import signal
+import sys
 import time
 
 import pytest
 
+from dualpath_cli.base.output import say
+from dualpath_cli.base.processes import is_first_of_node, is_first_rank
 from dualpath_cli.cli.main import main
 from dualpath_cli.compare.sweep import command as command_of_sweep
 from tests.compare.sweep.conftest import no_data, write_recipe
 from tests.data_prep.conftest import write_jsonl
+
+
+@pytest.mark.parametrize(
+    ("variables", "of_all", "of_node"),
+    [
+        ({}, True, True),
+        ({"RANK": "0", "LOCAL_RANK": "0"}, True, True),
+        ({"RANK": "8", "LOCAL_RANK": "0"}, False, True),
+        ({"SLURM_PROCID": "8", "SLURM_LOCALID": "0"}, False, True),
+        ({"SLURM_PROCID": "9", "SLURM_LOCALID": "1"}, False, False),
+        ({"NODE_RANK": "1"}, False, True),
+        ({"NODE_RANK": "0", "LOCAL_RANK": "1"}, False, False),
+    ],
+)
+def test_one_process_is_the_first_of_all_and_one_of_each_node(
+    variables, of_all, of_node, monkeypatch
+):
+    ranks = ("RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID", "SLURM_LOCALID")
+    for name in ranks:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert (is_first_rank(), is_first_of_node()) == (of_all, of_node)
 
 
 @pytest.mark.parametrize("command", ["prepare", "sweep"])
@@ -45,6 +71,12 @@ def test_children_look_for_no_modules_in_the_working_directory(
     assert command == "prepare" or "dualpath fit: error: data folder" in said, (
         "the only run begins"
     )
+
+
+def test_with_a_closed_stderr_nothing_of_it_comes_to_stdout(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stderr", None)
+    say("a note")
+    assert capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,11 @@
 """Sources: every format gives the same texts, as a stream, and mistakes name their
 place."""
 
+import errno
 import gzip
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -97,6 +98,29 @@ def test_a_folder_and_a_glob_take_each_real_file_once_and_say_what_they_leave_ou
         capsys.readouterr().err
         == f"left out of {folder}/**/*[nN]*: 1 no file, 1 linked again\n"
     )
+
+
+def test_a_folder_that_may_not_be_read_is_named_and_a_failing_disk_ends_the_command(
+    tmp_path, monkeypatch, capsys
+):
+    write(tmp_path / "a.txt", ["text"])
+    (tmp_path / "closed").mkdir()
+    scandir = os.scandir
+    number = errno.EACCES
+
+    def failing(path: str) -> Iterator[os.DirEntry[str]]:
+        if Path(path).name == "closed":
+            raise OSError(number, os.strerror(number), path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", failing)
+    source = Source("x", tmp_path)
+    assert list(read_documents(source)) == ["text"]
+    said = f"left out: '{tmp_path}/closed' (Permission denied)\n"
+    assert capsys.readouterr().err == said
+    number = errno.EIO
+    with pytest.raises(OSError, match="Input/output error"):
+        list(read_documents(source))
 
 
 def test_of_many_kinds_that_are_left_out_ten_are_named(tmp_path, capsys):

@@ -76,16 +76,7 @@ def test_a_file_is_stored_as_it_comes_whatever_its_encoding(web, tmp_path):
 @pytest.mark.parametrize(
     ("fault", "known", "reason"),
     [
-        *((Fault(status), {}, str(status)) for status in (400, 401, 403, 404)),
-        (Fault(302, {"Location": "/a"}), {}, "TooManyRedirects"),
-        (Fault(), {"sha256": "0" * 64}, "sha256 is not 0000"),
-        (Fault(), {"size": SIZE + 1}, "256,000 bytes instead of 256,001"),
-        (Fault(), {"size": SIZE - 1}, "more than the 255,999 bytes that it has"),
-        (
-            Fault(endless=True),
-            {"size": SIZE},
-            "more than the 256,000 bytes that it has",
-        ),
+        *((Fault(status), {}, str(status)) for status in (404, 410)),
         (
             Fault(endless=True),
             {"most": SIZE},
@@ -108,17 +99,34 @@ def test_the_endless_body_of_a_redirect_is_not_read(web, tmp_path):
     assert fetch(web, tmp_path).read_bytes() == CONTENT
 
 
+def test_a_circle_of_redirects_is_no_answer(web, tmp_path):
+    web.fallback = Fault(302, {"Location": "/a"})
+    with pytest.raises(ConnectionError, match=r"cannot be reached .*30 redirects"):
+        fetch(web, tmp_path, [])
+
+
 @pytest.mark.parametrize(
-    ("fault", "reason"),
+    ("fault", "known", "reason"),
     [
-        (Fault(503, {"Retry-After": "7"}), "503 Service Unavailable"),
-        (Fault(cut=CUT), "IncompleteRead"),  # one cut after the other
+        (Fault(503, {"Retry-After": "7"}), {}, "503 Service Unavailable"),
+        (Fault(cut=CUT), {}, "IncompleteRead"),  # one cut after the other
+        *((Fault(status), {}, str(status)) for status in (400, 401)),
+        (Fault(403), {}, "403 Forbidden .no access, or too many requests"),
+        (Fault(403), {"token": "expired"}, "403 Forbidden .set HF_TOKEN"),
+        (Fault(), {"sha256": "0" * 64}, "sha256 is not 0000"),
+        (Fault(), {"size": SIZE + 1}, "256,000 bytes instead of 256,001"),
+        (Fault(), {"size": SIZE - 1}, "more than the 255,999 bytes that it has"),
+        (
+            Fault(endless=True),
+            {"size": SIZE},
+            "more than the 256,000 bytes that it has",
+        ),
     ],
 )
-def test_lasting_trouble_ends_after_minutes(web, tmp_path, fault, reason):
+def test_lasting_trouble_ends_after_minutes(web, tmp_path, fault, known, reason):
     web.fallback, waits = fault, []
     with pytest.raises(ConnectionError, match=f"{web.url}/a: .*{reason}.*, 10 times"):
-        fetch(web, tmp_path, waits)
+        fetch(web, tmp_path, waits, **known)
     least = float(fault.headers.get("Retry-After", 0))
     for wait, most in zip(waits, [1, 2, 4, 8, 16, 32, 60, 60, 60], strict=True):
         assert max(most / 2, least) <= wait <= max(most, least)

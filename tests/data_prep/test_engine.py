@@ -3,7 +3,7 @@ with what they return or raise, and again where their process was killed."""
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ from data_prep import encoding, ray_engine
 from data_prep import prepare as pipeline
 from data_prep.engine import Between, Engine, ParallelEngine, Task, local_engine
 from dualpath_cli.base.errors import UserError
+from dualpath_cli.data.manifest import Manifest
 from tests.data_prep.conftest import contents, prepare, write_jsonl
 
 
@@ -83,6 +84,49 @@ def test_every_task_runs_once_and_a_failure_is_that_of_the_task(engine):
     assert watched
     with pytest.raises(UserError, match="13 is bad luck"):
         list(engine.run([Double(1), Double(13)]))
+
+
+class Repeating(Engine):
+    """Returns what tasks say that run again, as where their machine was lost after the
+    work."""
+
+    workers = 2
+
+    def run(
+        self, tasks: Iterable[Task | None], between: Between = lambda: None
+    ) -> Iterator[tuple[Any, Any]]:
+        for task in tasks:
+            if task is not None:
+                task.run(lambda: None)
+                yield task, task.run(lambda: None)
+
+
+def test_tasks_that_run_twice_leave_the_same_folder(ask, tmp_path, monkeypatch):
+    monkeypatch.setattr(encoding, "PIECE_BYTES", 200)
+    texts = [f"document {n} " + "hello " * (n % 7) for n in range(80)]
+    path = write_jsonl(tmp_path / "a.jsonl", [*texts, "", *texts[:9]])
+
+    def prepare_twice() -> None:
+        pipeline.make_data_folder(
+            ask(path, out=tmp_path / "twice", val_fraction=0.1),
+            Repeating(),
+            lambda file, on_received: file.origin,
+            10**9,
+        )
+
+    def killed(manifest: Manifest, folder: Path) -> None:
+        raise KeyboardInterrupt
+
+    prepare(ask(path, out=tmp_path / "once", val_fraction=0.1))
+    with monkeypatch.context() as patch:
+        patch.setattr(Manifest, "write", killed)
+        with pytest.raises(KeyboardInterrupt):
+            prepare_twice()
+
+    damaged, *_ = (tmp_path / "twice.partial").rglob("00000-00003.arrow")
+    damaged.write_bytes(b"")
+    prepare_twice()
+    assert contents(tmp_path / "twice") == contents(tmp_path / "once")
 
 
 @dataclass(frozen=True)

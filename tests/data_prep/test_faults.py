@@ -1,8 +1,10 @@
 """What goes wrong is named, stage by stage; the rest of the corpus is prepared all the
 same."""
 
+import errno
 import gzip
 import json
+import os
 import pickle
 import resource
 import subprocess
@@ -20,6 +22,7 @@ import zstandard
 from data_prep import encoding
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.data import rows
+from dualpath_cli.data.manifest import Manifest
 from dualpath_cli.data.rows import UnreadableFile, read_rows
 from tests.data_prep.conftest import prepare, rows_of, texts_of, write_jsonl
 
@@ -137,6 +140,42 @@ def test_a_fault_stops_a_strict_preparation_else_it_is_named_and_the_rest_is_pre
     else:
         assert not count.faults
         assert len(texts) == 2 + fault.kept
+
+
+def test_a_name_that_is_not_utf8_is_written_as_escapes_and_refused_in_a_setting(
+    ask, out, corpus
+):
+    name = os.fsdecode(b"caf\xe9.jsonl.gz")
+    (corpus / name).write_bytes(b"not gzip")
+    prepare(ask(corpus))
+    (fault,) = Manifest.read(out).sources[0].faults
+    assert r"caf\xe9.jsonl.gz: cannot be read" in fault
+    with pytest.raises(UserError, match="is not UTF-8; rename it, or give a link"):
+        ask(corpus / name)
+    with pytest.raises(UserError, match="is not UTF-8; rename it, or give a link"):
+        ask(corpus, decontaminate=(str(corpus / name),))
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (OSError(errno.EIO, "a disk"), "Input/output error: '.*/a.jsonl'"),
+        (pa.ArrowMemoryError("malloc failed"), "malloc failed"),
+    ],
+)
+def test_a_failure_of_the_machine_is_no_fault_of_a_file(
+    ask, corpus, monkeypatch, error, says
+):
+    def failing(*_: object) -> None:
+        raise error
+
+    asked = ask(corpus)
+    with monkeypatch.context() as patch:
+        patch.setattr(rows, "decompress", failing)
+        with pytest.raises(type(error), match=says):
+            prepare(asked)
+    (count,) = prepare(asked).sources
+    assert (count.faults, count.documents) == ([], 2)
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -3,20 +3,24 @@ reads."""
 
 import os
 from collections import Counter
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from data_prep import encoding
+from data_prep import encoding, shares
 from data_prep.download import Unavailable
+from data_prep.engine import Engine
 from data_prep.input_files import Corpus, InputFile
 from data_prep.piece_maker import PieceMaker
 from data_prep.pieces import PieceCounts
+from data_prep.prepare import make_data_folder
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.data.manifest import Manifest
-from dualpath_cli.data.rows import OnRead
+from dualpath_cli.data.rows import OnRead, Rows, UnreadableFile, read_rows
 from dualpath_cli.data.tokenizer import Tokenizer
 from dualpath_cli.data.tokenizer_json import BYTE_OF_CHARACTER
 from tests.data.faulty_data import intact
@@ -165,20 +169,21 @@ def test_a_source_that_changes_while_it_is_read_stops_the_preparation(
     assert not out.exists()
 
 
+@pytest.mark.parametrize("end", [KeyboardInterrupt, UserError, OSError])
 def test_a_continued_preparation_makes_nothing_again_and_remembers_faults(
-    ask, tmp_path, monkeypatch
+    end, ask, tmp_path, monkeypatch
 ):
     (tmp_path / "texts").mkdir()
     write_jsonl(tmp_path / "texts" / "a.jsonl", TEXTS)
     (tmp_path / "texts" / "b.jsonl.gz").write_bytes(b"not gzip")
     asked = ask(tmp_path / "texts")
 
-    def killed(manifest: Manifest, folder: Path) -> None:
-        raise KeyboardInterrupt
+    def ended(manifest: Manifest, folder: Path) -> None:
+        raise end
 
     with monkeypatch.context() as patch:
-        patch.setattr(Manifest, "write", killed)
-        with pytest.raises(KeyboardInterrupt):
+        patch.setattr(Manifest, "write", ended)
+        with pytest.raises(end):
             prepare(asked)
 
     def again(*made: Any) -> PieceCounts:
@@ -187,6 +192,37 @@ def test_a_continued_preparation_makes_nothing_again_and_remembers_faults(
     monkeypatch.setattr(PieceMaker, "make", again)
     (fault,) = prepare(asked).sources[0].faults
     assert "b.jsonl.gz: cannot be read" in fault
+
+
+class TwoWorkers(Engine):
+    workers = 2
+
+
+def test_a_file_that_its_readers_end_differently_stops_until_they_agree(
+    ask, out, monkeypatch
+):
+    asked = ask(many(60))
+    reads: list[Path] = []
+
+    def prepare_by_two() -> Manifest:
+        return make_data_folder(
+            asked, TwoWorkers(), lambda file, on_received: file.origin, 10**9
+        )
+
+    def cut_at_first(path: Path, *how: Any) -> Iterator[Rows]:
+        reads.append(path)
+        if len(reads) > 1:
+            yield from read_rows(path, *how)
+        else:
+            yield from islice(read_rows(path, *how), 4)
+            raise UnreadableFile(f"{path}: cannot be read")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shares, "read_rows", cut_at_first)
+        with pytest.raises(OSError, match=r"a\.jsonl: its readers .*; check the disk"):
+            prepare_by_two()
+    assert not prepare_by_two().sources[0].faults
+    assert Counter(texts_of(out)) == Counter(many(60))
 
 
 def test_the_time_left_is_by_the_pace_of_new_pieces(tmp_path, monkeypatch, capsys):
@@ -219,13 +255,19 @@ def test_a_file_that_comes_after_chunks_were_written_is_in_the_data(
         return file.origin
 
     def killed(manifest: Manifest, folder: Path) -> None:
+        # Of other documents there may have been more chunks, and some held out.
+        for name in ("chunk-0-99.bin", "val/texts.jsonl"):
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).touch()
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
         patch.setattr(Manifest, "write", killed)
         with pytest.raises(KeyboardInterrupt):
             prepare(asked, fetch=missing)
-    assert not prepare(asked).sources[0].faults
+    manifest = prepare(asked)
+    assert not manifest.sources[0].faults
+    assert not manifest.beside
     assert Counter(texts_of(out)) == Counter(many(27))
 
 
