@@ -98,6 +98,13 @@ def test_the_rate_of_each_kind_is_logged(fit):
             )
 
 
+def test_losses_of_a_bfloat16_model_are_logged_with_more_than_its_8_bits(fit):
+    run = fit(trainer={"precision": "bf16-true"})
+    for table in ("metrics.csv", "validation.csv"):
+        losses = torch.tensor([float(row["loss"]) for row in rows(run / table)])
+        assert (losses.bfloat16() != losses).all()
+
+
 def test_validation_and_routing_are_logged_when_due(fit):
     run = fit(run={"validate_every": 4}, model={"block": ["dual", "wide"]})
     assert [(row["step"], row["set"]) for row in rows(run / "validation.csv")] == [
