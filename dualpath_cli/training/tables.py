@@ -352,6 +352,7 @@ class RoutingLog(Callback):
     """
 
     def __init__(self, run_folder: Path, every: int, model: ModelConfig) -> None:
+        """Writes them every so many steps; 0: never."""
         self.every = every
         repetitions = range(1, model.core_loops + 1)
         steps = range(1, model.most_loops + 1)
@@ -366,13 +367,14 @@ class RoutingLog(Callback):
         self.table = CsvTable(run_folder / ROUTING, columns)
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
-        if trainer.is_global_zero:
+        # Without read-outs there may still be rows after the step to continue from.
+        if trainer.is_global_zero and (self.every or self.table.path.exists()):
             self.table.open(trainer.global_step)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if trainer.global_step % self.every:
+        if not self.every or trainer.global_step % self.every:
             return
 
         # All ranks: under fsdp a forward pass is a collective.

@@ -124,6 +124,13 @@ def test_validation_and_routing_are_logged_when_due(fit):
     assert second["gain_wide"] != ""
 
 
+def test_a_run_continued_without_read_outs_keeps_none_of_the_part_it_left(fit):
+    run = fit()
+    back_to_step(run, 4)
+    fit(run={"gates_every": 0})
+    assert [row["step"] for row in rows(run / "routing.csv")] == ["3", "3"]
+
+
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_continued_run_equals_an_uninterrupted_one_also_across_epochs(
     fit, texts, tmp_path, workers
