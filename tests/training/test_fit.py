@@ -281,6 +281,7 @@ def test_a_run_goes_back_to_an_older_checkpoint_once_by_the_same_words(
         assert ("checkpoints of later steps, 5 to 6, are removed" in out) is (
             begun == 4
         )
+        assert ("to go back there again, remove the" in out) is (begun == 5)
         assert rows(run / "metrics.csv") == whole
         assert (checkpoints / "last").resolve().name == kept[-1]
         back_to_step(run, 5)  # as if interrupted there
