@@ -18,6 +18,7 @@ from dualpath_cli.base.files import write_text
 from dualpath_cli.base.processes import Terminated
 from dualpath_cli.run.checkpoint_files import STATE
 from dualpath_cli.run.run_folder import WENT_WRONG, way_on
+from dualpath_cli.training import internals
 from dualpath_cli.training.checkpoints import Checkpoints
 from dualpath_cli.training.data_module import loading_fault
 from dualpath_cli.training.graphs import WARM_STEPS
@@ -167,11 +168,7 @@ def _refusal(session: Session[TrainingLaunch], error: Exception) -> UserError | 
     functions = _functions(error)
 
     if isinstance(error, _REFUSALS) and checkpoint is not None:
-        # Lightning's functions that put a state back
-        restores = functions & {
-            "_restore_modules_and_callbacks",
-            "restore_training_state",
-        }
+        restores = functions & internals.RESTORING
         in_step = modules[-1].startswith(
             ("lightning.pytorch.loops", "torch.optim", "dualpath_cli.training.muon")
         )
