@@ -168,6 +168,8 @@ class MetricsLog(Callback):
         """Time of training since the last row, up to the last pause."""
         self.since: float | None = None
         """When training began or went on; None in a pause."""
+        self.total_seconds = 0.0
+        """The time of training up to the last row; only the first rank counts."""
         self.validation_due = False
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
@@ -183,7 +185,8 @@ class MetricsLog(Callback):
 
         if trainer.is_global_zero:
             rows = self.metrics.open(self.step)
-            self.total_seconds = rows[-1].number("seconds") if rows else 0.0
+            if rows:
+                self.total_seconds = rows[-1].number("seconds")
             self.validation.open(self.step)
             self.progress.begin(int(trainer.max_steps), done=self.step)
             self.progress.start()
@@ -208,7 +211,8 @@ class MetricsLog(Callback):
         for number, layer in enumerate(config.layers):
             if layer.n_experts:
                 loads += [f"{name}_{number}" for name in COLUMNS]
-        self.metrics.columns[5:5] = [*rates, *loads]
+        after_rate = self.metrics.columns.index("lr") + 1
+        self.metrics.columns[after_rate:after_rate] = [*rates, *loads]
 
     def _lacks_validation(self, trainer: Trainer, module: DualPathModule) -> bool:
         """Whether the run was stopped before the end of this step's validation."""
