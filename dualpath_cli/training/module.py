@@ -178,8 +178,7 @@ class DualPathModule(StepState):
         device = self.trainer.strategy.root_device
         loads = checkpoint.get("expert_loads", {})
         self.expert_loads.since_report = {
-            layer: torch.tensor(load, device=device)
-            for layer, load in loads.items()
+            layer: torch.tensor(load, device=device) for layer, load in loads.items()
         }
 
     def configure_optimizers(self) -> Any:

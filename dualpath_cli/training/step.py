@@ -9,7 +9,7 @@ zero, and `freeze_later_loops` undoes decay.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -77,9 +77,11 @@ def train_step(module: StepState, batch: TokenBatch) -> torch.Tensor:
         module.bad_step = BadStep(reason, torch.stack(losses).float().mean())
         optimizer.zero_grad()  # the optimizer skips weights without a gradient
 
-    grows = module.step_loops is not None
-    frozen = freeze_later_loops(model, config, module.most_loops)
-    with frozen if grows else nullcontext():
+    # Weights of loops that no step so far has run do not move.
+    unreached: AbstractContextManager[None] = nullcontext()
+    if module.step_loops is not None:
+        unreached = freeze_later_loops(model, config, module.most_loops)
+    with unreached:
         optimizer.step()
 
     module.expert_loads.end_step(model, made=module.bad_step is None)

@@ -82,14 +82,9 @@ class StepState(LightningModule):
 
     @property
     def most_loops(self) -> int:
-        """The most loops that steps up to this one can have run."""
-        model = self.config
-        trained = model.most_loops if model.core is None else model.core_loops
-        if self.step_loops is None:
-            return trained
-
-        choices = self.step_loops.choices(self.trainer.global_step)
-        return max(choices) if choices else trained
+        """The most loops that steps up to this one can have run, of `step_loops`."""
+        assert self.step_loops is not None
+        return max(self.step_loops.choices(self.trainer.global_step))
 
     def count(self, made: Losses, targets: torch.Tensor) -> None:
         """Adds a micro-batch to the rows of metrics.csv; `targets` are (B, T).
