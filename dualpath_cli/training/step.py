@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from lightning.pytorch.strategies import ParallelStrategy, Strategy
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from dualpath_cli.model import AuxiliaryLoss
 from dualpath_cli.model.layer_pass import ModelPass
+from dualpath_cli.run.weights import whole
 from dualpath_cli.spec.intervention import Intervention
 from dualpath_cli.training.data_module import TokenBatch
 from dualpath_cli.training.graphs import Losses, MicroBatchGraph
@@ -161,4 +161,4 @@ def clip_gradients(module: StepState) -> torch.Tensor:
     """Clips by the global L2 norm, `optim.clip`; returns the norm before, ()."""
     limit = module.optim.clip if module.optim.clip > 0 else float("inf")
     norm = nn.utils.clip_grad_norm_(module.trained, limit)
-    return norm.full_tensor() if isinstance(norm, DTensor) else norm
+    return whole(norm)

@@ -27,7 +27,6 @@ import torch
 import torch.nn.functional as F
 from lightning.pytorch import Callback, Trainer
 from rich.console import Console
-from torch.distributed.tensor import DTensor
 
 from dualpath_cli.base.errors import NumbersFailed
 from dualpath_cli.base.files import write_text
@@ -49,6 +48,7 @@ from dualpath_cli.run.tables import (
     is_validated,
     read_table,
 )
+from dualpath_cli.run.weights import whole
 from dualpath_cli.spec.config import Kind, LayerConfig, ModelConfig
 from dualpath_cli.training import internals
 from dualpath_cli.training.balance import COLUMNS
@@ -449,8 +449,7 @@ def _of_repetition(column: str, r: int) -> str:
 
 
 def _gains(parameter: torch.Tensor) -> list[float]:
-    whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
-    return F.softplus(whole.float()).tolist()
+    return F.softplus(whole(parameter).float()).tolist()
 
 
 class BadSteps(Callback):
