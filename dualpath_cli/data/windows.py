@@ -9,13 +9,14 @@ representative.
 
 import heapq
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.utils.data import Dataset
 from torchmetrics import Metric
 
@@ -281,6 +282,22 @@ class LanguageModelLoss(Metric):
 
         table = torch.tensor(token_bytes, dtype=torch.int64)
         self.register_buffer("bytes_of_token", table, persistent=False)
+
+    def _apply(
+        self,
+        fn: Callable[[torch.Tensor], torch.Tensor],
+        exclude_state: Sequence[str] = "",
+    ) -> nn.Module:
+        """Moves the sums to the device of `fn`, and keeps their type.
+
+        Under bf16-true Lightning casts the whole module, but sums in bfloat16 would
+        keep 8 bits of a loss.
+        """
+
+        def moved(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor.to(fn(tensor).device)
+
+        return super()._apply(moved, exclude_state)
 
     def update(self, nll: torch.Tensor, targets: torch.Tensor) -> None:
         """Adds a batch: losses in nats and target ids, both (B, T)."""

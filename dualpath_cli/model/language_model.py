@@ -95,16 +95,17 @@ class DualPathLM(nn.Module):
         if self.config.residual_dtype == "bfloat16":
             x_BTD = x_BTD.bfloat16()
 
-        positions = model_pass.positions(self.config, tokens, like=x_BTD)
+        orders, draws = self._drawn(intervention, tokens, token_mask)
         passes = LayerPasses(
-            self.config,
-            model_pass,
-            positions,
-            auxiliary,
-            trace,
-            intervention,
-            token_mask,
-            *self._drawn(intervention, tokens, token_mask),
+            config=self.config,
+            model_pass=model_pass,
+            positions=model_pass.positions(self.config, tokens, like=x_BTD),
+            auxiliary=auxiliary,
+            trace=trace,
+            intervention=intervention,
+            token_mask=token_mask,
+            orders=orders,
+            draws=draws,
         )
 
         prelude, core, coda = self.config.stretches

@@ -340,37 +340,48 @@ class LayerPasses:
     ) -> LayerPass:
         """The pass of a layer in a repetition of the core, both from 0, at the active
         tokens."""
-        intervention = self.intervention
+        auxiliary = trace = intervention = None
+        if self.auxiliary is not None:
+            auxiliary = self.auxiliary.add_layer(number)
+        if self.trace is not None:
+            trace = self.trace.add_layer(number, repetition)
+        if self.intervention is not None:
+            intervention = self.intervention.within(number)
+
         plain = LayerPass(
-            self.positions,
-            None if self.auxiliary is None else self.auxiliary.add_layer(number),
-            None if self.trace is None else self.trace.add_layer(number, repetition),
-            None if intervention is None else intervention.within(number),
-            self.token_mask,
-            self.orders.get((number, repetition)),
-            self.draws.get((number, repetition)),
-            self._gains_of(number, repetition),
-            self.model_pass.backprop_loops,
-            active_BT1,
+            positions=self.positions,
+            auxiliary=auxiliary,
+            trace=trace,
+            intervention=intervention,
+            token_mask=self.token_mask,
+            order=self.orders.get((number, repetition)),
+            draws=self.draws.get((number, repetition)),
+            repetition=self._repetition_of(number, repetition),
+            backprop_loops=self.model_pass.backprop_loops,
+            active=active_BT1,
         )
         return self.model_pass.layer(number, repetition, plain)
 
     def core(self) -> CorePass:
         """The pass of the core."""
-        change = self.intervention
-        # Tokens leave all layers of the core together.
-        _, core, _ = self.config.stretches
-        of_core = change is not None and all(map(change.within, core))
-        return CorePass(
-            None if change is None else change.core_loops,
-            None if change is None else change.core_held,
-            self.model_pass.backprop_loops,
-            change.halting if change is not None and of_core else None,
-            None if self.trace is None else self.trace.begin_core(),
-            self.token_mask,
+        here = CorePass(
+            backprop_loops=self.model_pass.backprop_loops,
+            token_mask=self.token_mask,
         )
+        if self.trace is not None:
+            here.trace = self.trace.begin_core()
 
-    def _gains_of(self, number: int, repetition: int) -> torch.Tensor | None:
+        change = self.intervention
+        if change is not None:
+            here.loops = change.core_loops
+            here.held = change.core_held
+            # Tokens leave all layers of the core together.
+            _, core, _ = self.config.stretches
+            if all(map(change.within, core)):
+                here.halting = change.halting
+        return here
+
+    def _repetition_of(self, number: int, repetition: int) -> torch.Tensor | None:
         """`LayerPass.repetition`: beyond R, the last one's gains."""
         trained = self.config.layers[number].core_loops
         if trained == 1:

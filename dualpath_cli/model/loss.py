@@ -33,9 +33,9 @@ class NextTokenLoss(nn.Module):
         """
         x_ND = x_BTD.flatten(0, 1)
         targets_N = targets_BT.flatten()
-        # Rounded up: no part has more logits than the limit.
-        n_logits = len(targets_N) * head_VD.shape[0]
-        n_parts = min(len(targets_N), -(-n_logits // _most_logits(x_BTD)))
+        # No part has more logits than the limit, unless a single position has.
+        most_positions = max(1, _most_logits(x_BTD) // len(head_VD))
+        n_parts = -(-len(targets_N) // most_positions)  # rounded up
 
         if n_parts <= 1:
             nll_N = _nll(x_ND, head_VD, targets_N)

@@ -53,10 +53,9 @@ def document_mask(documents_BT: torch.Tensor) -> Mask:
 
     `documents_BT` numbers the documents of a sequence. In training on a GPU the mask
     lists the blocks of 128 x 128 positions that are not empty, and attention computes
-    only these. Without gradients the mask is dense: evaluation runs eagerly, and an
+    only these. Without gradients the mask is dense: evaluation is mostly eager, and an
     eager FlexAttention would hold all scores in float32.
     """
-    # An eager FlexAttention would hold all scores, in float32.
     blocks = documents_BT.device.type == "cuda" and torch.is_grad_enabled()
     create = create_block_mask if blocks else create_mask
 

@@ -113,6 +113,11 @@ def own_part(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor whole on each rank; of a sharded one, all ranks call this."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
 def _unreadable(folder: Path, error: BaseException) -> UserError:
     reason = " ".join(str(error).split())[:120]
     return UserError(f"the weights in '{folder}' cannot be read: {reason}")

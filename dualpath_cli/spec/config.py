@@ -507,8 +507,11 @@ def expert_width(dense: int, n_experts: int, top_k: int) -> int:
     The second term is the router's. `dense` is h; the width is a multiple of
     EXPERT_MULTIPLE.
     """
-    share = 3 * top_k * EXPERT_MULTIPLE
-    return (2 * (3 * dense - n_experts) + share) // (2 * share) * EXPERT_MULTIPLE
+    # 6 k d width + 2 d n = 6 d h, so width = (3 h - n) / (3 k)
+    numerator = 3 * dense - n_experts
+    denominator = 3 * top_k * EXPERT_MULTIPLE
+    multiples = (2 * numerator + denominator) // (2 * denominator)  # rounded
+    return multiples * EXPERT_MULTIPLE
 
 
 def _unknown(name: str, value: str, built_in: Iterable[str]) -> Iterator[str]:

@@ -73,12 +73,11 @@ class DualPathDataModule(LightningDataModule):
 
     def setup(self, stage: str) -> None:
         """Checks that all ranks start alike: one may not see another's files yet."""
-        module = self.trainer.lightning_module
         plan = {
             # Not the trainer's, which it takes after this hook.
             "the checkpoint": self.checkpoint and self.checkpoint.name,
             "the first step on its data": self.data_since,
-            "run.compile": getattr(module, "compile_blocks", None),
+            "run.compile": self.trainer.lightning_module.compile_blocks,
         }
         first, *others = from_all_ranks(plan)
 

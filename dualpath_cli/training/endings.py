@@ -17,16 +17,19 @@ from dualpath_cli.base.errors import NumbersFailed, RunFailed, Stopped, UserErro
 from dualpath_cli.base.files import write_text
 from dualpath_cli.base.processes import Terminated
 from dualpath_cli.run.checkpoint_files import STATE
-from dualpath_cli.run.run_folder import WENT_WRONG, newest_checkpoint, way_on
+from dualpath_cli.run.run_folder import WENT_WRONG, way_on
+from dualpath_cli.training import internals
+from dualpath_cli.training.checkpoints import Checkpoints
 from dualpath_cli.training.data_module import loading_fault
+from dualpath_cli.training.graphs import WARM_STEPS
 from dualpath_cli.training.launch import TrainingLaunch
 from dualpath_cli.training.ranks import Ranks, lost_contact
 from dualpath_cli.training.session import Session
 from dualpath_cli.training.stopping import TIME_OVER, StopTraining
 
-FIRST_STEPS = 2
-"""Optimizer steps after which memory no longer grows: the first step allocates the
-moments."""
+FIRST_STEPS = WARM_STEPS + 1
+"""Optimizer steps after which memory no longer grows: the first one allocates the
+moments, and the last one may record a CUDA graph."""
 
 _REFUSALS = LookupError | ValueError | TypeError | AttributeError | RuntimeError
 """Errors by which Lightning refuses settings, or a state that it cannot restore."""
@@ -110,7 +113,10 @@ def _out_of_memory(
     )
 
     in_first_steps = trainer.global_step < began_at + FIRST_STEPS
-    has_saved = newest_checkpoint(launch.folder) not in (None, launch.checkpoint)
+    has_saved = any(
+        isinstance(callback, Checkpoints) and callback.saved_step > began_at
+        for callback in trainer.callbacks  # type: ignore[attr-defined]
+    )
     if trainer.world_size == 1 and in_first_steps and not has_saved:
         failure.half = smaller
     return failure
@@ -162,11 +168,7 @@ def _refusal(session: Session[TrainingLaunch], error: Exception) -> UserError | 
     functions = _functions(error)
 
     if isinstance(error, _REFUSALS) and checkpoint is not None:
-        # Lightning's functions that put a state back
-        restores = functions & {
-            "_restore_modules_and_callbacks",
-            "restore_training_state",
-        }
+        restores = functions & internals.RESTORING
         in_step = modules[-1].startswith(
             ("lightning.pytorch.loops", "torch.optim", "dualpath_cli.training.muon")
         )

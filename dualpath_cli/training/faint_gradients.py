@@ -7,14 +7,13 @@ run looks like any other. Muon has no such epsilon. `guard` finds gradients of e
 zero, which end the run.
 """
 
-import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from lightning.pytorch import Callback, Trainer
 
-from dualpath_cli.training.guard import PATIENCE, largest_gradients
+from dualpath_cli.training.guard import PATIENCE, largest_gradients, listed
 from dualpath_cli.training.module import DualPathModule
 from dualpath_cli.training.muon import HIDDEN, Muon
 
@@ -50,9 +49,8 @@ class FaintGradients(Callback):
         if not faint:
             return
 
-        kinds = sorted({re.sub(r"\.\d+\.", ".*.", name) for name in faint})
         self.say(
-            f"warning: {', '.join(kinds)} hardly train: gradients of step {step} "
+            f"warning: {listed(faint)} hardly train: gradients of step {step} "
             f"are at most {max(faint.values()):.0e}, below optim.eps={eps:g}, so "
             f"AdamW moves these {len(faint)} matrices by a fraction of their "
             "learning rate; lower optim.eps, or raise model.gain_init"

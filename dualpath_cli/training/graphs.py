@@ -52,7 +52,7 @@ def why_launched(settings: Settings, trainer: Trainer, micro_batch: int) -> str:
         "trainer.detect_anomaly": settings.trainer.detect_anomaly,
         "loops that differ from step to step": loops_differ,
         "documents": model.document_start is not None,
-        "experts": any(layer.n_experts > 1 for layer in model.layers),
+        "experts": any(layer.n_experts for layer in model.layers),
         "custom classes": bool(own_roles(model)),
     }
     for reason, holds in reasons.items():

@@ -6,7 +6,8 @@ not finite if a loss is not.
 """
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -98,6 +99,11 @@ class StepGuard:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
+
+
+def listed(names: Iterable[str]) -> str:
+    """The names of weights for a message, those of all layers as one."""
+    return ", ".join(sorted({re.sub(r"\.\d+\.", ".*.", name) for name in names}))
 
 
 def largest_gradients(parameters: Mapping[str, torch.Tensor]) -> dict[str, float]:

@@ -76,6 +76,14 @@ def count_steps_anew(checkpoint: dict[str, Any]) -> None:
         counts["completed"] = steps
 
 
+RESTORING = {"_restore_modules_and_callbacks", "restore_training_state"}
+"""Lightning's functions that put the state of a checkpoint back.
+
+Gains one line for a state that does not fit: an error that went through them is of the
+checkpoint.
+"""
+
+
 def launcher_class() -> Any:
     """The class of the launcher that starts a machine's other ranks as processes.
 

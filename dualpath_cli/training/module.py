@@ -174,10 +174,11 @@ class DualPathModule(StepState):
         if self.trainer.is_global_zero:
             self.train_loss.add(checkpoint.get("train_loss", {}))
 
+        # Lightning moves the module to its device later.
+        device = self.trainer.strategy.root_device
         loads = checkpoint.get("expert_loads", {})
         self.expert_loads.since_report = {
-            layer: torch.tensor(load, device=self.device)
-            for layer, load in loads.items()
+            layer: torch.tensor(load, device=device) for layer, load in loads.items()
         }
 
     def configure_optimizers(self) -> Any:

@@ -19,9 +19,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from dualpath_cli.recipe.settings import OptimSettings
+from dualpath_cli.run.weights import whole
 from dualpath_cli.spec.config import Kind
 from dualpath_cli.training.parallel import sharded_as
 
@@ -98,15 +98,15 @@ class Muon(torch.optim.Optimizer):
 
         # Rounded before it is sent: the same numbers, and half the bytes.
         ahead = ahead.to(self.products or matrix.dtype)
-        whole = ahead.full_tensor() if isinstance(ahead, DTensor) else ahead
+        update = whole(ahead)
 
-        parts = whole.chunk(self.stacked.get(matrix, 1))
+        parts = update.chunk(self.stacked.get(matrix, 1))
         for part in parts:
             part.copy_(orthogonal(part))
 
         factor = shape_factor(parts[0].shape, self.settings.muon_adjust)
         matrix.mul_(1 - rate * decay)
-        matrix.add_(sharded_as(matrix, whole), alpha=-rate * factor)
+        matrix.add_(sharded_as(matrix, update), alpha=-rate * factor)
 
 
 def orthogonal(matrix: torch.Tensor) -> torch.Tensor:

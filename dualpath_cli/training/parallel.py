@@ -49,6 +49,7 @@ from dualpath_cli.model.block import DualPathBlock
 from dualpath_cli.model.layer_pass import LayerAuxiliary, LayerPass
 from dualpath_cli.recipe.settings import RunSettings
 from dualpath_cli.run.checkpoint_folder import read_checkpoint, write_checkpoint
+from dualpath_cli.run.weights import whole
 from dualpath_cli.spec.config import Checkpointing, Kind, ModelConfig
 from dualpath_cli.training import internals
 
@@ -143,9 +144,7 @@ def whole_weight(model: DualPathLM, name: str) -> torch.Tensor:
     if isinstance(model, FSDPModule):
         # An earlier forward gathered the weight, and may free it.
         model.reshard()
-    weight = model.get_parameter(name)
-    whole = weight.full_tensor() if isinstance(weight, DTensor) else weight
-    return whole.detach()
+    return whole(model.get_parameter(name)).detach()
 
 
 def _copy_sharded(parameter: torch.Tensor, value: torch.Tensor) -> None:

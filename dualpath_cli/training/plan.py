@@ -138,5 +138,11 @@ def _folder(launch: TrainingLaunch) -> PlanPart:
                 f"checkpoints of later steps, {min(later):,} to {max(later):,}, are "
                 "removed when the next one is written"
             )
+        if launch.taken_back is not None and step > launch.taken_back:
+            notes.append(
+                f"--ckpt-path took this run back to step {launch.taken_back:,} before, "
+                "and does so once; to go back there again, remove the checkpoints of "
+                "later steps"
+            )
     notes += launch.lost
     return str(launch.folder), notes

@@ -264,10 +264,8 @@ def _callbacks_of_training(
         # a step that ends the run is not saved
         BadSteps(folder, run.max_bad_steps, say),
         FaintGradients(say),
+        RoutingLog(folder, run.gates_every, launch.settings.model),
     ]
-    if run.gates_every:
-        model = launch.settings.model
-        callbacks.append(RoutingLog(folder, run.gates_every, model))
 
     # After all callbacks that write rows.
     checkpoints = Checkpoints(folder, run)

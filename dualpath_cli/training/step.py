@@ -9,17 +9,17 @@ zero, and `freeze_later_loops` undoes decay.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
 import torch
 from lightning.pytorch.strategies import ParallelStrategy, Strategy
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from dualpath_cli.model import AuxiliaryLoss
 from dualpath_cli.model.layer_pass import ModelPass
+from dualpath_cli.run.weights import whole
 from dualpath_cli.spec.intervention import Intervention
 from dualpath_cli.training.data_module import TokenBatch
 from dualpath_cli.training.graphs import Losses, MicroBatchGraph
@@ -77,9 +77,11 @@ def train_step(module: StepState, batch: TokenBatch) -> torch.Tensor:
         module.bad_step = BadStep(reason, torch.stack(losses).float().mean())
         optimizer.zero_grad()  # the optimizer skips weights without a gradient
 
-    grows = module.step_loops is not None
-    frozen = freeze_later_loops(model, config, module.most_loops)
-    with frozen if grows else nullcontext():
+    # Weights of loops that no step so far has run do not move.
+    unreached: AbstractContextManager[None] = nullcontext()
+    if module.step_loops is not None:
+        unreached = freeze_later_loops(model, config, module.most_loops)
+    with unreached:
         optimizer.step()
 
     module.expert_loads.end_step(model, made=module.bad_step is None)
@@ -159,4 +161,4 @@ def clip_gradients(module: StepState) -> torch.Tensor:
     """Clips by the global L2 norm, `optim.clip`; returns the norm before, ()."""
     limit = module.optim.clip if module.optim.clip > 0 else float("inf")
     norm = nn.utils.clip_grad_norm_(module.trained, limit)
-    return norm.full_tensor() if isinstance(norm, DTensor) else norm
+    return whole(norm)

@@ -3,8 +3,6 @@
 The rest of the module, with losses of validation and checkpoints, is in `module.py`.
 """
 
-import re
-
 import torch
 from lightning.pytorch import LightningModule
 from torch import nn
@@ -18,7 +16,13 @@ from dualpath_cli.recipe.settings import OptimSettings
 from dualpath_cli.spec.config import ModelConfig
 from dualpath_cli.training.balance import ExpertLoads
 from dualpath_cli.training.graphs import Losses, MicroBatchGraph
-from dualpath_cli.training.guard import PATIENCE, BadStep, StepGuard, without_gradient
+from dualpath_cli.training.guard import (
+    PATIENCE,
+    BadStep,
+    StepGuard,
+    listed,
+    without_gradient,
+)
 
 
 class StepState(LightningModule):
@@ -78,14 +82,9 @@ class StepState(LightningModule):
 
     @property
     def most_loops(self) -> int:
-        """The most loops that steps up to this one can have run."""
-        model = self.config
-        trained = model.most_loops if model.core is None else model.core_loops
-        if self.step_loops is None:
-            return trained
-
-        choices = self.step_loops.choices(self.trainer.global_step)
-        return max(choices) if choices else trained
+        """The most loops that steps up to this one can have run, of `step_loops`."""
+        assert self.step_loops is not None
+        return max(self.step_loops.choices(self.trainer.global_step))
 
     def count(self, made: Losses, targets: torch.Tensor) -> None:
         """Adds a micro-batch to the rows of metrics.csv; `targets` are (B, T).
@@ -107,12 +106,11 @@ class StepState(LightningModule):
         if not self.untrained or self.trainer.global_step + 1 < PATIENCE:
             return
 
-        kinds = {re.sub(r"\.\d+\.", ".*.", name) for name in self.untrained}
         way_out = "other values of model.init_std and model.gain_init"
         if self.compile_blocks:
             way_out = f"--run.compile false, or another torch than {torch.__version__}"
         text = (
-            f"{', '.join(sorted(kinds))} do not train: their gradients are exactly "
+            f"{listed(self.untrained)} do not train: their gradients are exactly "
             f"zero; try {way_out}"
         )
         # the first rank reports

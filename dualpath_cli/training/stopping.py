@@ -55,6 +55,9 @@ class Stopping(Callback):
         self._noted = 0.0
         self._replaced: dict[int, Any] = {}
 
+        # of this machine's other ranks, if this process started them
+        self._launcher: Any = None
+        # all ranks, on the CPU; None for a single one
         self._group: Any = None
         self._pending: tuple[Any, torch.Tensor] | None = None
 
@@ -63,7 +66,7 @@ class Stopping(Callback):
         internals.replace_signal_handlers(trainer, self._set_handlers)
         self._launcher = trainer.strategy.launcher
         if trainer.world_size > 1:
-            # A group on the CPU, so as not to wait for a GPU.
+            # On the CPU, so as not to wait for a GPU.
             self._group = dist.new_group(backend="gloo", timeout=self._timeout)
 
     def teardown(

@@ -27,7 +27,6 @@ import torch
 import torch.nn.functional as F
 from lightning.pytorch import Callback, Trainer
 from rich.console import Console
-from torch.distributed.tensor import DTensor
 
 from dualpath_cli.base.errors import NumbersFailed
 from dualpath_cli.base.files import write_text
@@ -49,6 +48,7 @@ from dualpath_cli.run.tables import (
     is_validated,
     read_table,
 )
+from dualpath_cli.run.weights import whole
 from dualpath_cli.spec.config import Kind, LayerConfig, ModelConfig
 from dualpath_cli.training import internals
 from dualpath_cli.training.balance import COLUMNS
@@ -168,6 +168,8 @@ class MetricsLog(Callback):
         """Time of training since the last row, up to the last pause."""
         self.since: float | None = None
         """When training began or went on; None in a pause."""
+        self.total_seconds = 0.0
+        """The time of training up to the last row; only the first rank counts."""
         self.validation_due = False
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
@@ -183,7 +185,8 @@ class MetricsLog(Callback):
 
         if trainer.is_global_zero:
             rows = self.metrics.open(self.step)
-            self.total_seconds = rows[-1].number("seconds") if rows else 0.0
+            if rows:
+                self.total_seconds = rows[-1].number("seconds")
             self.validation.open(self.step)
             self.progress.begin(int(trainer.max_steps), done=self.step)
             self.progress.start()
@@ -208,7 +211,8 @@ class MetricsLog(Callback):
         for number, layer in enumerate(config.layers):
             if layer.n_experts:
                 loads += [f"{name}_{number}" for name in COLUMNS]
-        self.metrics.columns[5:5] = [*rates, *loads]
+        after_rate = self.metrics.columns.index("lr") + 1
+        self.metrics.columns[after_rate:after_rate] = [*rates, *loads]
 
     def _lacks_validation(self, trainer: Trainer, module: DualPathModule) -> bool:
         """Whether the run was stopped before the end of this step's validation."""
@@ -352,6 +356,7 @@ class RoutingLog(Callback):
     """
 
     def __init__(self, run_folder: Path, every: int, model: ModelConfig) -> None:
+        """Writes them every so many steps; 0: never."""
         self.every = every
         repetitions = range(1, model.core_loops + 1)
         steps = range(1, model.most_loops + 1)
@@ -366,13 +371,14 @@ class RoutingLog(Callback):
         self.table = CsvTable(run_folder / ROUTING, columns)
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
-        if trainer.is_global_zero:
+        # Without read-outs there may still be rows after the step to continue from.
+        if trainer.is_global_zero and (self.every or self.table.path.exists()):
             self.table.open(trainer.global_step)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if trainer.global_step % self.every:
+        if not self.every or trainer.global_step % self.every:
             return
 
         # All ranks: under fsdp a forward pass is a collective.
@@ -443,8 +449,7 @@ def _of_repetition(column: str, r: int) -> str:
 
 
 def _gains(parameter: torch.Tensor) -> list[float]:
-    whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
-    return F.softplus(whole.float()).tolist()
+    return F.softplus(whole(parameter).float()).tolist()
 
 
 class BadSteps(Callback):

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -94,9 +95,18 @@ def test_an_answer_that_cannot_be_written_is_one_line_and_exit_code_1(words):
     assert done.stderr.count(b"\n") == 1
 
 
-def test_a_model_that_just_fits_is_let_through(monkeypatch):
-    settings = settings_from(recipe_of_home())
-    needed = 4 * checks.parameters(settings.model)
+@pytest.mark.parametrize(
+    ("strategy", "shard_size", "machines"),
+    [("ddp", None, 1), ("fsdp", None, 4), ("hsdp", None, 1), ("hsdp", 16, 2)],
+)
+def test_a_model_that_just_fits_is_let_through(
+    strategy, shard_size, machines, monkeypatch
+):
+    """Into the machines that share its weights, of four with eight devices."""
+    nodes = {"strategy": strategy, "devices": 8, "num_nodes": 4}
+    changes = {"run": {"shard_size": shard_size}, "trainer": nodes}
+    settings = settings_from(merge(recipe_of_home(), changes))
+    needed = ceil(4 * checks.parameters(settings.model) / machines)
     monkeypatch.setattr(
         os, "sysconf", lambda name: needed if name == "SC_PHYS_PAGES" else 1
     )

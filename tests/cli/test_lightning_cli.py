@@ -174,6 +174,19 @@ def test_a_run_that_does_not_fit_is_the_run_of_half_the_micro_batch_also_when_co
     ]
 
 
+def test_a_run_taken_back_restarts_up_to_the_step_that_may_record_a_graph(
+    trained, tmp_path, monkeypatch, capsys
+):
+    run = trained()
+    expected = tables(run)
+    monkeypatch.setattr(step, "losses_of", room_for(2, range(5, 10)))
+    words = ["fit", "--config", str(tmp_path / "recipe.yaml"), "--run.micro_batch=4"]
+    words += ["--run.save_every=6", "--ckpt-path", f"{run}/checkpoints/step-00000002"]
+    assert main(words) == 0
+    assert "does not fit into the GPU; restarting with 2" in capsys.readouterr().out
+    assert tables(run) == expected
+
+
 @pytest.mark.parametrize(
     ("size", "room", "steps", "line"),
     [

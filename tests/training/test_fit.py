@@ -98,6 +98,13 @@ def test_the_rate_of_each_kind_is_logged(fit):
             )
 
 
+def test_losses_of_a_bfloat16_model_are_logged_with_more_than_its_8_bits(fit):
+    run = fit(trainer={"precision": "bf16-true"})
+    for table in ("metrics.csv", "validation.csv"):
+        losses = torch.tensor([float(row["loss"]) for row in rows(run / table)])
+        assert (losses.bfloat16() != losses).all()
+
+
 def test_validation_and_routing_are_logged_when_due(fit):
     run = fit(run={"validate_every": 4}, model={"block": ["dual", "wide"]})
     assert [(row["step"], row["set"]) for row in rows(run / "validation.csv")] == [
@@ -115,6 +122,13 @@ def test_validation_and_routing_are_logged_when_due(fit):
         second["gate_deep"] == second["expected_loops"] == second["gain_deep_1"] == ""
     )
     assert second["gain_wide"] != ""
+
+
+def test_a_run_continued_without_read_outs_keeps_none_of_the_part_it_left(fit):
+    run = fit()
+    back_to_step(run, 4)
+    fit(run={"gates_every": 0})
+    assert [row["step"] for row in rows(run / "routing.csv")] == ["3", "3"]
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
@@ -267,6 +281,7 @@ def test_a_run_goes_back_to_an_older_checkpoint_once_by_the_same_words(
         assert ("checkpoints of later steps, 5 to 6, are removed" in out) is (
             begun == 4
         )
+        assert ("to go back there again, remove the" in out) is (begun == 5)
         assert rows(run / "metrics.csv") == whole
         assert (checkpoints / "last").resolve().name == kept[-1]
         back_to_step(run, 5)  # as if interrupted there
