@@ -11,7 +11,9 @@ import pytest
 import torch
 
 import dualpath_cli as dualpath
+from dualpath_cli import api
 from dualpath_cli.base.errors import UserError
+from dualpath_cli.model import RoutingTrace
 from dualpath_cli.recipe.recipes import merge
 from tests.study.conftest import CORE, OPEN, model_of
 from tests.training.tiny_run import Fit
@@ -77,13 +79,17 @@ def test_losses_are_those_of_the_model_in_windows_of_its_length(run):
     assert loaded.loss(TEXT, "K=1") != loaded.loss(TEXT) == loaded.loss([TEXT])
 
 
-def test_routing_obeys_the_equations(run):
+def test_routing_is_what_the_model_writes_down(run):
+    model, tokenizer = model_of(run)
+    ids = torch.tensor([[tokenizer.eot_id, *tokenizer.encode(TEXT)]])
+    trace = RoutingTrace()
+    with torch.no_grad():
+        model(ids, trace=trace)
+
     routing = dualpath.load(run).routing(TEXT)
-    deep = routing.gate_deep * routing.update_deep
-    share = deep / (deep + routing.gate_wide * routing.update_wide)  # Eq. 6
-    torch.testing.assert_close(routing.deep_share, share)
-    loops = (routing.step_weights * torch.arange(1, 4)).sum(-1)
-    torch.testing.assert_close(routing.expected_loops, loops)
+    for name in (*api.BY_APPLICATION, "step_weights"):
+        expected = [getattr(layer, name)[0] for layer in trace.layers]
+        torch.testing.assert_close(getattr(routing, name), torch.stack(expected, 1))
     assert "".join(routing.tokens[1:]) == TEXT
     assert routing.step_weights.shape == (len(routing.tokens), 2, 3)
 

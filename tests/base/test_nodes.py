@@ -81,14 +81,21 @@ def test_no_command_replaces_a_node_at_out(
     text = write_jsonl(tmp_path / "text.jsonl", ["some text " * 20])
     (tmp_path / "bpe").mkdir()
     (tmp_path / "bpe" / "tokenizer.json").symlink_to(node)
-    for words in (
-        ("export", "--ckpt_path", run, "--out", node, "--overwrite"),
-        ("prepare", "--source", f"a={text}", "--out", node, "--overwrite"),
-        ("compare", run, "--out", node),
-        ("validate", "--ckpt_path", run, "--out", node, "--data.val.a", text),
-        ("generate", "--ckpt_path", run, "--out", node),
+    texts = node.with_suffix(".jsonl")
+    texts.symlink_to(node)
+    prepare = ("prepare", "--source", f"a={text}", "--overwrite")
+    tokenizer = ("--tokenizer", run / "tokenizer.json")
+    for words, reason in (
+        (
+            ("export", "--ckpt_path", run, "--out", node, "--overwrite"),
+            "is a pipe, a socket or a device; give a folder",
+        ),
+        ((*prepare, *tokenizer, "--out", node), "is a file; give a folder"),
+        (("compare", run, "--out", node), "is a file; give a folder"),
+        (("ablate", "--ckpt_path", run, "--out", node), "is a file; give a folder"),
+        (("generate", "--ckpt_path", run, "--out", texts), "exists already"),
     ):
-        said(*words)
+        assert reason in said(*words), words
         assert state_of(node) == before, words
     words = ("tokenizer", "--source", f"a={text}", "--vocab_size", 300, "--overwrite")
     assert "is a pipe, a socket or a device" in said(*words, "--out", tmp_path / "bpe")

@@ -285,10 +285,17 @@ def test_nothing_is_quoted_of_what_a_recipe_links_to(home, said):
 
 
 @pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b"")])
-def test_tables_without_rows_are_begun_again(damage, home):
+def test_tables_without_rows_are_begun_again(damage, trained):
+    run = trained()
+    whole = tables(run)
+    back_to_step(run, 2)
     for name in FILES[2:]:
-        damage(home / RUN / name)
-    assert main(FIT.split()) == 0
+        damage(run / name)
+    continued(run)
+    assert tables(run) == {
+        name: [row for row in rows if int(row["step"]) > 2]
+        for name, rows in whole.items()
+    }
 
 
 def continued(run: Path) -> None:

@@ -40,16 +40,21 @@ def definition() -> dict:
 TEXTS = st.text() | st.text(alphabet=" \n\t\r\u00a0a1,'é<|endoftext>", max_size=60)
 
 
+@pytest.fixture(scope="session", params=["small", "gpt2"])
+def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
+    found: Tokenizer = request.getfixturevalue(request.param)
+    return found
+
+
 @given(TEXTS)
 @example("a<|endoftext|>b <|endoftext|>")
 def test_nothing_of_a_text_is_lost_and_special_tokens_written_out_are_text(
-    small, gpt2, text
+    tokenizer, text
 ):
-    for tokenizer in (small, gpt2):
-        ids, sizes = tokenizer.encode(text), tokenizer.token_bytes()
-        assert tokenizer.decode(ids) == text
-        assert sum(sizes[id] for id in ids) == len(text.encode())
-        assert tokenizer.eot_id not in ids
+    ids, sizes = tokenizer.encode(text), tokenizer.token_bytes()
+    assert tokenizer.decode(ids) == text
+    assert sum(sizes[id] for id in ids) == len(text.encode())
+    assert tokenizer.eot_id not in ids
 
 
 @pytest.fixture(scope="module")

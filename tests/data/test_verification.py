@@ -109,3 +109,17 @@ def test_of_the_ranks_of_a_node_the_first_one_reads(data, read, monkeypatch, nam
     monkeypatch.setenv(name, "0")
     verify(data, "always")
     assert len(read) == 2 * CHUNKS
+
+
+def test_a_chunk_that_is_written_to_while_it_is_read_is_named(data, read, monkeypatch):
+    digest = verification._digest_and_highest_id
+
+    def written_to(file: Any, dtype: str) -> tuple[str, int]:
+        found = digest(file, dtype)
+        with open(file.name, "ab") as other:
+            other.write(b"x")
+        return found
+
+    monkeypatch.setattr(verification, "_digest_and_highest_id", written_to)
+    with pytest.raises(UserError, match="is written to while it is read; wait"):
+        verify(data)

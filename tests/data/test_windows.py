@@ -21,6 +21,7 @@ from dualpath_cli.data.windows import (
     _drawn_documents,
     collate,
     document_windows,
+    folder_windows,
     padded,
 )
 from dualpath_cli.model import DualPathLM
@@ -199,6 +200,23 @@ def test_losses_do_not_depend_on_the_batch_that_a_window_is_in():
         assert together[row, len(window) - 1 :].eq(0).all()
 
 
+def test_a_limit_draws_whole_blocks_of_a_folder_by_the_seed(tmp_path):
+    folder, tokens = tmp_path / "data", np.arange(20 * 9)
+    write_data_folder(folder, tokens, TOKENIZER, 4 * 9)
+
+    def places(limit: int, seed: int = 0) -> list[int]:
+        windows = folder_windows(folder, 8, limit, seed)
+        return [int(window[0]) // 9 for window in windows]
+
+    whole = [window.tolist() for window in folder_windows(folder, 8)]
+    assert whole == tokens.reshape(20, 9).tolist()
+    for limit, count in ((1, 1), (15, 1), (16, 2), (159, 19), (160, 20), (999, 20)):
+        drawn = places(limit)
+        assert drawn == sorted(set(drawn)) == places(limit)
+        assert len(drawn) == count
+    assert len({tuple(places(40, seed)) for seed in range(5)}) > 1
+
+
 # The order of training
 
 CHUNKS = st.lists(st.integers(0, 7), min_size=1, max_size=6).filter(any)
@@ -245,6 +263,20 @@ def test_the_next_chunk_is_the_one_that_is_read_next(chunk_blocks, seed):
         later = range(position + 1, end_of_epoch)
         change = next((p for p in later if chunks[p] != chunks[position]), end_of_epoch)
         assert order.next_chunk(position) == chunks[change]
+
+
+def test_each_seed_epoch_and_chunk_has_an_order_of_its_own():
+    def turns(order: list[tuple[int, int]]) -> list[int]:
+        return list(dict.fromkeys(chunk for chunk, _ in order))
+
+    def inside(order: list[tuple[int, int]], own: int) -> tuple[int, ...]:
+        return tuple(block - 7 * own for chunk, block in order if chunk == own)
+
+    first = epoch(SampleOrder([7] * 6, 0), 0)
+    for other in (epoch(SampleOrder([7] * 6, 0), 1), epoch(SampleOrder([7] * 6, 1), 0)):
+        assert turns(other) != turns(first)
+        assert inside(other, 0) != inside(first, 0)
+    assert len({inside(first, own) for own in range(6)}) > 1
 
 
 def test_a_permutation_is_the_same_on_every_machine():

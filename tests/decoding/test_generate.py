@@ -19,6 +19,7 @@ from dualpath_cli.base.errors import UserError
 from dualpath_cli.cli.main import main
 from dualpath_cli.decoding import texts
 from dualpath_cli.decoding.command import Prompt, encode_prompts, read_prompts
+from dualpath_cli.decoding.decoding_pass import forward
 from dualpath_cli.decoding.options import Generate, check_change
 from dualpath_cli.decoding.writing import NewToken
 from dualpath_cli.recipe.recipes import merge
@@ -26,7 +27,7 @@ from dualpath_cli.spec.config import ModelConfig
 from dualpath_cli.spec.intervention import Intervention
 from tests.conftest import OutputOf
 from tests.data.small_tokenizer import tokenizer_with
-from tests.study.conftest import OPEN
+from tests.study.conftest import OPEN, model_of
 from tests.training.tiny_run import LONG, Fit
 
 Rows = Callable[..., list[dict[str, Any]]]
@@ -130,16 +131,33 @@ def test_without_a_prompt_a_text_begins_by_itself_and_fills_the_window(rows):
     assert row == begun
 
 
-def test_overrides_and_precision_are_those_of_the_model(rows):
-    """One word of each; that all words are overrides is tested in tests/options."""
+@pytest.mark.parametrize(
+    ("words", "change"),
+    [("skip=0.6", Intervention(skip=0.6)), ("K=1", Intervention(loops=1))],
+)
+def test_a_text_under_an_override_is_the_models_own(words, change, run, rows):
+    """An argmax at a time, the whole text read again for each."""
+    model, tokenizer = model_of(run)
+    ids = [tokenizer.eot_id, *tokenizer.encode("the shell")]
+    begin = len(ids)
+    for _ in range(24):
+        with torch.no_grad():
+            logits = forward(model, torch.tensor([ids]), intervention=change)[0, -1]
+        ids.append(int(logits[: tokenizer.vocab_size].argmax()))
+        if ids[-1] == tokenizer.eot_id:
+            break
+
+    options = ("--prompt", "the shell", "--max_new_tokens", 24, "--greedy")
+    (row,) = rows(*options, "--intervention", words)
+    written = [id for id in ids[begin:] if id != tokenizer.eot_id]
+    assert row["text"] == tokenizer.decode(written)
+    assert row["new_tokens"] == len(ids) - begin
+    assert [row] != rows(*options), "the override matters here"
+
+
+def test_the_precision_is_that_of_the_option(rows):
     prompt = ("--prompt", "the shell", "hell", "--max_new_tokens", 24)
-    plain = rows(*prompt)
-    for words in (
-        "--intervention skip=0.6",
-        "--intervention K=1",
-        "--precision bfloat16",
-    ):
-        assert rows(*prompt, *words.split()) != plain
+    assert rows(*prompt, "--precision", "bfloat16") != rows(*prompt)
 
 
 def test_a_smaller_last_batch_is_filled_up_where_passes_are_compiled(rows, monkeypatch):

@@ -222,6 +222,7 @@ def test_what_is_recorded_is_that_of_the_equations(changes):
             "gate_deep": g_d,
             "gate_wide": g_w,
             "step_weights": torch.stack(steps),
+            "expected_loops": sum(k * weight for k, weight in enumerate(steps, 1)),
             "update_deep": norm_d,
             "update_wide": norm_w,
             "cosine": delta_d @ delta_w / (norm_d * norm_w),

@@ -154,6 +154,16 @@ def test_an_injection_that_is_learned_starts_as_none():
             "that part of the model has only wide blocks",
         ),
         (
+            CORES["one wide layer"] | {"core_combination": "router"},
+            Intervention(loops=2),
+            "the model has only wide blocks, so it has no loop of steps: R=2 forces",
+        ),
+        (
+            CORES["one wide layer"] | {"core_combination": "router"},
+            Intervention(kv_slots=3),
+            "a loop of 3 steps needs no more than 3 slots",
+        ),
+        (
             {"step_kv": "first"},
             Intervention(kv_slots=1),
             "a loop of 1 steps needs no more than 1 slots",

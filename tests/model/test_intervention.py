@@ -6,8 +6,6 @@ import math
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 
@@ -26,7 +24,6 @@ from tests.model import reference
 from tests.model.reference import Weights, difference, random_tokens
 from tests.model.small_models import (
     ALL_KINDS,
-    EXACT,
     EXPERTS,
     OUTPUTS,
     SHOWS,
@@ -352,26 +349,12 @@ def test_a_block_records_the_choices_that_it_has():
     assert ((dual.deep_share > 0) & (dual.deep_share < 1)).all()
 
 
-MODEL = with_weights(SMALL)
-
-
-@settings(max_examples=25)
-@given(st.floats(0, 1), st.floats(0, 1))
-def test_the_deep_share_follows_the_gates(g_d, g_w):
-    assume(g_d + g_w > 1e-6)
-    tokens = TOKENS[:1, :4]
-    trace = RoutingTrace()
-    MODEL(tokens, trace=trace, intervention=Intervention(gates=(g_d, g_w)))
-    for layer in trace.layers:
-        odds = g_d * layer.update_deep, g_w * layer.update_wide
-        error = layer.deep_share - odds[0] / (odds[0] + odds[1])
-        assert error.abs().max() <= EXACT
-    MODEL(
-        tokens,
-        trace=(only_deep := RoutingTrace()),
-        intervention=Intervention(gates=(1, 0)),
-    )
-    assert all((layer.deep_share == 1).all() for layer in only_deep.layers)
+def test_updates_of_nothing_share_alike_and_point_nowhere():
+    x = torch.ones(1, 1, 4)
+    layer = LayerTrace(gate_deep=torch.ones(1, 1), gate_wide=torch.ones(1, 1))
+    for deep, share in ((x, 0.5), (x + 1, 1.0)):
+        layer.record_updates(x, deep, x)
+        assert (layer.deep_share.item(), layer.cosine.item()) == (share, 0)
 
 
 def test_updates_are_summed_in_float32_where_the_stream_is_bfloat16():
@@ -451,32 +434,6 @@ def test_small_steps_are_measured_in_float32_where_the_stream_is_bfloat16():
         layer.record_steps(x.bfloat16(), [x * 1.001, x * 1.0], weights, loops=2)
     assert layer.step_sizes.flatten().tolist() == pytest.approx([1e-3, 1e-3], rel=2e-3)
     assert layer.step_cosines[0, 0, 1].item() == pytest.approx(-1, abs=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("changes", "intervention", "reason"),
-    [
-        (
-            {"block": "wide", **CORE},
-            Intervention(loops=2),
-            "the model has only wide blocks, so it has no loop of steps: R=2 forces",
-        ),
-        (
-            {"block": "wide", **CORE, "core_combination": "final"},
-            HALTING,
-            "the model has no router",
-        ),
-        (
-            {"block": "wide", **CORE},
-            Intervention(kv_slots=3),
-            "a loop of 3 steps needs no more than 3 slots",
-        ),
-    ],
-)
-def test_what_a_core_does_not_have_cannot_be_overridden(changes, intervention, reason):
-    problem = intervention.problem(small(**changes))
-    assert problem is not None
-    assert problem.startswith(reason)
 
 
 def of_core(**changes) -> DualPathLM:

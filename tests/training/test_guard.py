@@ -130,6 +130,15 @@ def test_outliers_are_those_of_the_definition(sigma):
     assert min(found) >= HISTORY, "the first steps only teach"
 
 
+def test_a_norm_that_rises_for_good_becomes_the_usual_one():
+    draw, judge = random.Random(0), StepGuard(6.0)
+    norms = [math.exp(draw.gauss(5 * (n >= 200), 0.3)) for n in range(600)]
+    found = [n for n, norm in enumerate(norms) if judge.judge(norm)]
+    assert found[0] == 200
+    assert found[-1] < 230
+    assert judge.in_a_row == 0
+
+
 @given(st.lists(st.floats(-50, 50), min_size=1, max_size=HISTORY))
 def test_mean_and_variance_of_the_first_steps_are_plain(logarithms):
     """Wherever they lie: the first norm is no distance from zero."""

@@ -392,3 +392,18 @@ def test_optimizers_leave_biases_alone(name):
     left_out = {name for name, p in model.named_parameters() if id(p) not in held}
     assert left_out
     assert all(name.endswith("ffn.balance_bias") for name in left_out)
+
+
+def test_a_gain_that_joins_late_moves_as_the_page_says():
+    gain = nn.Parameter(torch.zeros(1, dtype=torch.float64))
+    settings = replace(PAPER, weight_decay=0.0)
+    optimizer = build_optimizer([("blocks.0.deep.gains", gain)], settings, STEPS)
+    moved = []
+    for step in range(1010):
+        gain.grad = torch.full_like(gain, float(step >= 1000))
+        before = gain.item()
+        optimizer.step()
+        moved.append((before - gain.item()) / PAPER.lr)
+    assert not any(moved[:1000])
+    assert moved[1000] == pytest.approx(0.45, abs=0.005)
+    assert moved[1009] == pytest.approx(1.03, abs=0.005)

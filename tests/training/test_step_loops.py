@@ -36,12 +36,22 @@ def drawn_from(*choices: int, seed: int = 0, steps: int = 6) -> StepLoops:
 
 @given(
     choices=st.lists(st.integers(1, 9), min_size=1, max_size=8, unique=True),
-    seed=st.integers(0, 2**32 - 1),
+    seed=st.integers(0, 2**32 - 2),
 )
 def test_draws_depend_on_seed_and_step_alone_and_reach_all_choices(choices, seed):
     drawn = [drawn_from(*choices, seed=seed).at(step) for step in range(200)]
-    assert drawn == [drawn_from(*choices, seed=seed).at(step) for step in range(200)]
+    longer = drawn_from(*choices, seed=seed, steps=999)
+    assert [longer.at(step) for step in reversed(range(200))] == drawn[::-1]
     assert set(drawn) == set(choices)
+    other = [drawn_from(*choices, seed=seed + 1).at(step) for step in range(200)]
+    assert (other != drawn) == (len(choices) > 1)
+
+
+def test_all_numbers_are_drawn_equally_often():
+    loops = drawn_from(1, 2, 3, 4, steps=4000)
+    counts = Counter(loops.at(step) for step in range(4000))
+    # the 99.9 % quantile of chi-squared with 3 degrees of freedom
+    assert sum((n - 1000) ** 2 / 1000 for n in counts.values()) < 16.27
 
 
 SCHEDULES = st.lists(
