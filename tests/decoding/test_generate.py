@@ -133,7 +133,10 @@ def test_without_a_prompt_a_text_begins_by_itself_and_fills_the_window(rows):
 
 @pytest.mark.parametrize(
     ("words", "change"),
-    [("skip=0.6", Intervention(skip=0.6)), ("K=1", Intervention(loops=1))],
+    [
+        ("skip=0.6", Intervention(skip=0.6)),
+        ("gates=0,1", Intervention(gates=(0.0, 1.0))),
+    ],
 )
 def test_a_text_under_an_override_is_the_models_own(words, change, run, rows):
     """An argmax at a time, the whole text read again for each."""
