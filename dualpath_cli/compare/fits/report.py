@@ -124,8 +124,8 @@ def _notes_of(fit: ScalingFit) -> list[str]:
     if not len(fit.resampled):
         single = sum(len(c.seeds) == 1 for c in fit.family.configurations)
         notes.append(
-            f"the law of {name} has no intervals: {single} of its "
-            f"{len(fit.family.configurations)} configurations have one seed"
+            f"the law of {name} has no intervals: configurations with one seed, "
+            f"{single} of {len(fit.family.configurations)}"
         )
     times = fit.family.cells.times.max()
     if times > 1 and "phi" not in fit.family.fitted:

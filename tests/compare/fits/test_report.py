@@ -87,7 +87,7 @@ def test_notes_say_what_a_law_lacks(tmp_path):
     laws = ScalingLaws.of(group_runs(runs), "non_embedding")
     no_intervals, no_phi = laws.notes
     assert no_intervals == (
-        "the law of loop has no intervals: 9 of its 9 configurations have one seed"
+        "the law of loop has no intervals: configurations with one seed, 9 of 9"
     )
     assert no_phi == (
         "the law of loop has no phi, and counts each parameter once: its "
