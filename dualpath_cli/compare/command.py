@@ -121,9 +121,7 @@ def _left_out_of(c: Configuration) -> list[str]:
     without = sorted({run.seed for run in c.all_runs} - set(c.seeds))
     if without:
         seeds = ", ".join(map(str, without))
-        lines.append(
-            f"'{c.name}' goes without seeds {seeds}: they lack a learning rate"
-        )
+        lines.append(f"'{c.name}' goes without seeds that lack a rate: {seeds}")
     if c.edge:
         lines.append(f"'{c.name}' is not tested: {c.edge}")
     return lines

@@ -111,7 +111,8 @@ class Evaluate(DeviceOptions, OwnClasses, Overrides):
     def _names(self) -> list[str]:
         """The benchmarks and suites in --tasks, which may be joined by commas."""
         names = [name.strip() for joined in self.tasks for name in joined.split(",")]
-        return [name for name in names if name]  # without an end such as `piqa,`
+        # A comma may end the names; commas alone name no benchmark, and are refused.
+        return [name for name in names if name] or names
 
     @property
     def benchmarks(self) -> tuple[str, ...]:

@@ -197,7 +197,8 @@ def _loss(config: ModelConfig, tokens: int) -> int:
     gradient."""
     norm = tokens * config.d_model * (_residual(config) + FLOAT32 + BFLOAT16)
     # The compiled loss overwrites logits by their gradient.
-    parts = -(-tokens * config.vocab_size // MAX_LOGITS)
+    most_positions = max(1, MAX_LOGITS // config.vocab_size)
+    parts = -(-tokens // most_positions)  # as in `model.loss`
     logits = BFLOAT16 * -(-tokens // parts) * config.vocab_size
     head = config.vocab_size * config.d_model * (FLOAT32 + BFLOAT16)
     return norm + logits + head

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, Trainer
 
-from dualpath_cli.training.guard import PATIENCE, largest_gradients, listed
+from dualpath_cli.training.guard import PATIENCE, joined_names, largest_gradients
 from dualpath_cli.training.module import DualPathModule
 from dualpath_cli.training.muon import HIDDEN, Muon
 
@@ -50,7 +50,7 @@ class FaintGradients(Callback):
             return
 
         self.say(
-            f"warning: {listed(faint)} hardly train: gradients of step {step} "
+            f"warning: {joined_names(faint)} hardly train: gradients of step {step} "
             f"are at most {max(faint.values()):.0e}, below optim.eps={eps:g}, so "
             f"AdamW moves these {len(faint)} matrices by a fraction of their "
             "learning rate; lower optim.eps, or raise model.gain_init"

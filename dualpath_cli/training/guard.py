@@ -101,7 +101,7 @@ class StepGuard:
         vars(self).update(state)
 
 
-def listed(names: Iterable[str]) -> str:
+def joined_names(names: Iterable[str]) -> str:
     """The names of weights for a message, those of all layers as one."""
     return ", ".join(sorted({re.sub(r"\.\d+\.", ".*.", name) for name in names}))
 

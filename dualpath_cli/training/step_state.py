@@ -20,7 +20,7 @@ from dualpath_cli.training.guard import (
     PATIENCE,
     BadStep,
     StepGuard,
-    listed,
+    joined_names,
     without_gradient,
 )
 
@@ -110,7 +110,7 @@ class StepState(LightningModule):
         if self.compile_blocks:
             way_out = f"--run.compile false, or another torch than {torch.__version__}"
         text = (
-            f"{listed(self.untrained)} do not train: their gradients are exactly "
+            f"{joined_names(self.untrained)} do not train: their gradients are exactly "
             f"zero; try {way_out}"
         )
         # the first rank reports

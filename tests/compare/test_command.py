@@ -167,7 +167,7 @@ def test_seeds_that_lack_a_learning_rate_are_named(tmp_path, capsys, undrawn):
     out = str(tmp_path / "out")
     assert main(["compare", str(tmp_path), "--best", "lr", "--out", out]) == 0
     said = capsys.readouterr().out
-    assert "'wide' goes without seeds 2, 3: they lack a learning rate\n" in said
+    assert "'wide' goes without seeds that lack a rate: 2, 3\n" in said
 
 
 def test_a_sweep_of_which_no_run_has_begun_says_how_to_begin(tmp_path, said):

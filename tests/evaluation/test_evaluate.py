@@ -13,6 +13,7 @@ import dualpath_cli as dualpath
 from dualpath_cli.cli.main import main
 from dualpath_cli.evaluation import runner
 from dualpath_cli.evaluation.benchmarks import FOLDER, MEANS, means_of
+from dualpath_cli.evaluation.command import Evaluate
 from dualpath_cli.kernels.device import device_name
 from dualpath_cli.recipe.recipes import merge
 from dualpath_cli.run.tables import read_csv
@@ -200,6 +201,11 @@ def test_compare_joins_the_scores_that_its_runs_have(
     ]
     assert [float(row["score"]) for row in rows[::3]] == results
     assert f"{mean(results):.4f} ± {stdev(results) / math.sqrt(2):.4f}" in said
+
+
+def test_a_comma_may_end_the_tasks_and_alone_names_none():
+    assert Evaluate(ckpt_path="RUN", tasks=("piqa,", "c4")).benchmarks == ("c4", "piqa")
+    assert Evaluate(ckpt_path="RUN", tasks=(",",)).harness_names == ("",)
 
 
 def test_requests_are_written_without_a_model(tasks, tmp_path, output_of):

@@ -116,7 +116,10 @@ class Ablate(StudyOptions):
     @cached_property
     def suites(self) -> tuple[str, ...]:
         """The chosen suites, in the order of `SUITES`."""
-        chosen = ",".join(self.suite or ("paper",)).split(",")
+        given = ",".join(self.suite or ("paper",)).split(",")
+        names = [name.strip() for name in given]
+        # A comma may end the names; commas alone name no suite, and are refused.
+        chosen = [name for name in names if name] or names
         known = [*SUITES, "all"]
         for name in chosen:
             if name not in known:

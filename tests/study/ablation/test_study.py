@@ -14,6 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.folders import OURS
 from dualpath_cli.cli.main import main
 from dualpath_cli.data.documents import Source, read_documents
@@ -57,6 +58,13 @@ def rows_of(
     rows, skipped = Ablate(ckpt_path="RUN", suite=suites, **options).rows(config)
     assert all(reason.startswith("the model ") for reason in skipped.values())
     return [row.intervention.name for row in rows], list(skipped)
+
+
+def test_a_comma_may_end_the_suites_and_alone_names_none():
+    chosen = Ablate(ckpt_path="RUN", suite=("layers,", "paper"))
+    assert chosen.suites == Ablate(ckpt_path="RUN", suite=("paper,layers",)).suites
+    with pytest.raises(UserError, match="unknown suite ''"):
+        Ablate(ckpt_path="RUN", suite=(",",)).suites  # noqa: B018
 
 
 def names(*suites: str, **options) -> list[str]:
