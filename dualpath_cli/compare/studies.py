@@ -223,6 +223,7 @@ def _scores(run: TrainedRun, report: Record) -> list[Record]:
                 "metric": metric,
                 "documents": documents,
                 "window": facts["window"],
+                "precision": facts["precision"],
                 "score": value,
             }
             _check_finite(row, "documents", "score")
@@ -260,12 +261,13 @@ def table_of_scores(rows: Sequence[Record]) -> Table:
     """A row a score, with the mean over seeds of each configuration of a group."""
     names = list(dict.fromkeys(row["configuration"] for row in rows))
     columns = [Column("benchmark"), Column("by")]
-    columns += [Column("documents", ","), Column("window", ",")]
+    columns += [Column("documents", ","), Column("window", ","), Column("precision")]
     columns += [Column(name, with_error(".4f")) for name in names]
 
-    # Scores of other documents, or after less context, are other scores.
+    # Scores of other documents, after less context or in another precision, are other
+    # scores.
     cells = []
-    score_of = itemgetter("benchmark", "metric", "documents", "window")
+    score_of = itemgetter("benchmark", "metric", "documents", "window", "precision")
     by_score = partition(rows, score_of)
     for score, its_rows in by_score.items():
         by_name = partition(its_rows, itemgetter("configuration"))

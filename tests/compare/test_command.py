@@ -566,20 +566,25 @@ def write_scores(
 
 
 def test_the_scores_of_a_configuration_stand_as_mean_and_standard_error(tmp_path):
-    sweep, groups = made(tmp_path, 4)
+    sweep, groups = made(tmp_path, 5)
     for seed, bpb in enumerate((1.0, 1.5, 2.0)):
         write_scores(sweep, seed, bpb)
     write_scores(sweep, 3, 9.0, window=32)
+    write_scores(sweep, 4, 8.0, precision="bfloat16")
     rows, left_out = evaluations_of(groups)
     assert left_out == []
-    assert [row["score"] for row in rows] == [0.5, 1.0, 0.5, 1.5, 0.5, 2.0, 0.5, 9.0]
+    assert [row["score"] for row in rows[::2]] == [0.5] * 5
+    assert [row["score"] for row in rows[1::2]] == [1.0, 1.5, 2.0, 9.0, 8.0]
     cells = [[cell.text for cell in row] for row in table_of_scores(rows).cells()]
     assert cells == [
-        ["piqa", "accuracy", "9", "64", "0.5000 ± 0.0000"],
-        ["piqa", "bits per byte", "9", "64", "1.5000 ± 0.2887"],
+        ["piqa", "accuracy", "9", "64", "float32", "0.5000 ± 0.0000"],
+        ["piqa", "bits per byte", "9", "64", "float32", "1.5000 ± 0.2887"],
         # after less context, so no other seed of the same score
-        ["piqa", "accuracy", "9", "32", "0.5000"],
-        ["piqa", "bits per byte", "9", "32", "9.0000"],
+        ["piqa", "accuracy", "9", "32", "float32", "0.5000"],
+        ["piqa", "bits per byte", "9", "32", "float32", "9.0000"],
+        # in another precision
+        ["piqa", "accuracy", "9", "64", "bfloat16", "0.5000"],
+        ["piqa", "bits per byte", "9", "64", "bfloat16", "8.0000"],
     ]
 
 
