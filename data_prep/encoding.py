@@ -172,7 +172,7 @@ class _EncodingProgress(Progress):
 
         amounts = counted("tokens") if tokens else bytes_of_bytes
         total = tokens or size or None
-        console = plain_console(stderr=True)
+        console = plain_console(goes_on=True, stderr=True)
         super().__init__(console, "reading", amounts, total, transient=True)
         # They took no time now: the time left is by the pace of new ones.
         self.begin(total, sum(map(self._amount, found)))

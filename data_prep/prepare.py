@@ -412,7 +412,7 @@ def _tokens_to_encode(wanted: int | None, pool: Pool, encoded: Encoded) -> int |
 
 
 def _progress(title: str, total: int, unit: str) -> Progress:
-    console = plain_console(stderr=True)
+    console = plain_console(goes_on=True, stderr=True)
     return Progress(console, title, counted(unit), total, transient=True)
 
 

@@ -136,7 +136,7 @@ def _batches(sources: Sequence[Source], title: str) -> Iterator[list[str]]:
     """Yields the cleaned texts of the sources, some at a time, and shows progress."""
     files = [file for source in sources for file in source_files(source)]
     size = sum(file.stat().st_size for file in files)
-    console = plain_console(stderr=True)
+    console = plain_console(goes_on=True, stderr=True)
     with Progress(console, title, bytes_of_bytes, size, transient=True) as progress:
         for source in sources:
             texts = read_documents(source, progress.advance)

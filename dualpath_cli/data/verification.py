@@ -82,7 +82,7 @@ class Chunks:
 
         from dualpath_cli.report.console import Progress, bytes_of_bytes, plain_console
 
-        console = plain_console(stderr=True)
+        console = plain_console(goes_on=True, stderr=True)
         title = f"verifying '{self.folder}'"
         total = sum(chunk.bytes for chunk in unknown)
         progress = Progress(console, title, bytes_of_bytes, total, transient=True)

@@ -278,7 +278,7 @@ def _score(
     from dualpath_cli.report.table import show
     from dualpath_cli.run.weights import autocast_of, device_of, load_model
 
-    console = plain_console()
+    console = plain_console(goes_on=True)
     for name, reason in skipped.items():
         console.print(f"{name}: left out, {reason}", highlight=False, soft_wrap=True)
 

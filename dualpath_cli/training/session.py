@@ -99,7 +99,7 @@ def build_session(
     settings = launch.settings
     seed = settings.seed_everything
     training = launch if isinstance(launch, TrainingLaunch) else None
-    console = plain_console(goes_on=training is not None)
+    console = plain_console(goes_on=True)
 
     # `load_weights` verifies the weights that it loads; a checkpoint is verified here.
     if training and training.checkpoint is not None and is_first_rank():

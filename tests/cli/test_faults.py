@@ -9,10 +9,10 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from math import ceil
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import pytest
 import yaml
@@ -27,6 +27,7 @@ from dualpath_cli.run.run_folder import newest_checkpoint, step_of
 from dualpath_cli.run.tables import read_csv
 from dualpath_cli.training import checks
 from tests.conftest import Share
+from tests.data_prep.conftest import write_jsonl
 from tests.training.tiny_run import (
     RUN,
     back_to_step,
@@ -135,6 +136,14 @@ def nobody() -> Iterator[None]:
 
 
 @contextmanager
+def closed_terminal() -> Iterator[TextIO]:
+    ours, its_own = os.openpty()
+    os.close(ours)
+    with os.fdopen(its_own, "w") as terminal:
+        yield terminal
+
+
+@contextmanager
 def latin_1(errors: str = "strict") -> Iterator[io.BytesIO]:
     """What is written to standard output, with PYTHONIOENCODING=latin-1:ERRORS."""
     written = io.BytesIO()
@@ -166,6 +175,25 @@ def test_training_goes_on_to_its_end_where_its_reader_has_left(fit):
     with nobody():
         run = fit()  # its exit code is 0
     assert step_of(newest_checkpoint(run)) == 6
+
+
+def test_an_ablation_goes_on_to_its_end_where_its_terminal_is_closed(trained, tmp_path):
+    words = ["ablate", "--ckpt_path", str(trained()), "--out", str(tmp_path / "a")]
+    with closed_terminal() as terminal, redirect_stdout(terminal):
+        assert main(words) == 0
+    assert (tmp_path / "a" / "ablations.csv").exists()
+
+
+def test_a_preparation_goes_on_to_its_end_where_its_terminal_is_closed(
+    trained, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("dualpath_cli.report.console.LINE_EVERY", 0)  # seconds
+    write_jsonl(tmp_path / "t.jsonl", ["A text of more than one sentence. " * 20])
+    words = ["prepare", "--source", str(tmp_path / "t.jsonl")]
+    words += ["--tokenizer", str(trained() / "tokenizer.json")]
+    with closed_terminal() as terminal, redirect_stderr(terminal):
+        assert main([*words, "--out", str(tmp_path / "data")]) == 0
+    assert (tmp_path / "data" / "manifest.json").exists()
 
 
 def test_a_command_runs_where_the_shell_has_closed_its_standard_output():

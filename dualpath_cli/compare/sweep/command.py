@@ -67,7 +67,7 @@ def sweep(options: Sweep, recipe: Recipe) -> str:
     new = [path for path in (design.out, *design.out.parents) if not path.exists()]
     try:
         with exclusive(design.out / LOCK, design.out):
-            return _plan_and_run(design, plain_console())
+            return _plan_and_run(design, plain_console(goes_on=options.yes))
     except UserError:
         with suppress(OSError):  # the first folder with a file in it ends this
             for folder in new:
