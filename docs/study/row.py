@@ -6,11 +6,13 @@ python docs/study/row.py ...
     bends a50_k1:expanded_k2      the preregistered check beside a p-value
     seeds a50_k1:expanded_k2      the difference seed by seed, not preregistered
     noise a50_k1:expanded_k2      how unequal noise changes the intervals
-    figure docs/study/row.png     scores over rates
+    verdicts runs/loops/a         the verdicts of loops.md, of a comparison's folder
+    figure docs/study/row.png     scores over rates, of row and row_256
 
 `--study row_256` does the same for docs/study/row_256.md, `--study loops` for
-docs/study/loops.md. Only the last four show scores, once all runs are in. A kept run
-has no checkpoints; `sweep` and `compare` take it as finished.
+docs/study/loops.md. Only the last five show scores, once all runs are in. They read the
+kept runs: `keep` comes first. A kept run has no checkpoints; `sweep` and `compare` take
+it as finished.
 """
 
 import argparse
@@ -26,8 +28,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
+from dualpath_cli.compare.differences import SAME
 from dualpath_cli.compare.rates import lowest, resampled
-from dualpath_cli.report.blocks import Spread
+from dualpath_cli.report.blocks import LEVEL, Spread, holm
 from dualpath_cli.report.bootstrap import Floats
 from dualpath_cli.report.figures import FAMILY_COLORS
 
@@ -373,16 +376,61 @@ def noise(study: Study, pair: str, designs: int = DESIGNS) -> None:
         print(f"{name}: {value:.3f}")
 
 
+def verdict(found: dict[str, Any], p_holm: float, share: float, margin: float) -> str:
+    """The verdict of loops.md, *Tests*, on a pair.
+
+    `found` has the pair's `difference`, `p`, `low_90` and `high_90`; `share` is that of
+    the second check.
+    """
+    is_within_margin = -margin < found["low_90"] and found["high_90"] < margin
+    if p_holm < LEVEL and share < LEVEL:
+        word = "better" if found["difference"] < 0 else "worse"
+        return f"{word}, by less than matters" if is_within_margin else word
+    if found["p"] >= LEVEL and is_within_margin:
+        return SAME
+    return "undecided"
+
+
+def verdicts(study: Study, folder: Path, designs: int = DESIGNS) -> None:
+    """Prints the verdicts of loops.md on the pairs of a comparison, `tests.csv` in its
+    folder.
+
+    A pair without a test counts as p = 1 in Holm's correction.
+    """
+    tests = read(folder / "tests.csv")
+    corrected = holm([float(test["p"] or 1) for test in tests])
+    for test, p_holm in zip(tests, corrected, strict=True):
+        pair = f"{test['configuration']}:{test['baseline']}"
+        if not test["p"]:
+            print(f"{pair}: no verdict, {test['test']}")
+            continue
+
+        ours, theirs = pair_of(study, pair)
+        second = share_as_large(ours, theirs, designs, study.own_noise)
+        keys = ("difference", "p", "low_90", "high_90")
+        found = {key: float(test[key]) for key in keys}
+        if not np.isclose(found["difference"], second["difference"], atol=1e-9):
+            raise SystemExit(f"{pair}: compared other runs than are kept; keep them")
+        said = verdict(found, p_holm, second["share"], study.margin)
+        print(
+            f"{pair}: {said}: {found['difference']:+.4f} (90 %: "
+            f"{found['low_90']:+.4f} to {found['high_90']:+.4f}), p {found['p']:.4f}, "
+            f"Holm {p_holm:.4f}, share {second['share']:.4f}"
+        )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description="Keeps, restores or judges the runs of a study."
     )
     parser.add_argument(
-        "task", choices=["keep", "restore", "bends", "seeds", "noise", "figure"]
+        "task",
+        choices=["keep", "restore", "bends", "seeds", "noise", "verdicts", "figure"],
     )
     parser.add_argument(
         "what",
-        help="Folder of the study's sweeps; of `figure`, its file; else ARM:BASELINE.",
+        help="Folder of the study's sweeps; of `verdicts`, of a comparison; of "
+        "`figure`, its file; else ARM:BASELINE.",
     )
     parser.add_argument("--study", choices=STUDIES, default="row", help="Its page.")
     parser.add_argument(
@@ -394,6 +442,8 @@ def main() -> None:
         seeds(study, given.what)
     elif given.task in ("bends", "noise"):
         {"bends": bends, "noise": noise}[given.task](study, given.what, given.designs)
+    elif given.task == "verdicts":
+        verdicts(study, Path(given.what), given.designs)
     else:
         {"keep": keep, "restore": restore, "figure": figure}[given.task](
             study, Path(given.what)

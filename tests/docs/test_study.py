@@ -306,3 +306,81 @@ def test_nothing_is_judged_before_all_runs_are_in():
     for too_few in (runs[1:], [run for run in runs if run["seed"] != "0"]):
         with pytest.raises(SystemExit, match="rates"):
             row.scores_of("a", too_few, 8)
+
+
+def found_by_compare(difference: float, p: float | str, reach: float) -> dict[str, str]:
+    """A row of `tests.csv`, as read."""
+    low, high = difference - reach, difference + reach
+    numbers = {"difference": difference, "p": p, "low_90": low, "high_90": high}
+    return {key: str(value) for key, value in numbers.items()} | {"test": "at an edge"}
+
+
+@pytest.mark.parametrize(
+    ("difference", "p", "reach", "share", "said"),
+    [
+        (-0.020, 0.001, 0.005, 0.01, "better"),
+        (0.020, 0.001, 0.005, 0.01, "worse"),
+        (0.008, 0.001, 0.005, 0.01, "worse, by less than matters"),
+        (0.020, 0.001, 0.005, 0.06, "undecided"),  # by the second check
+        (0.002, 0.4, 0.010, 0.5, "no difference that matters"),
+        (0.008, 0.03, 0.005, 0.01, "undecided"),  # Holm's p is 0.06
+        (0.008, 0.1, 0.010, 0.5, "undecided"),
+    ],
+)
+def test_the_verdicts_are_those_of_the_page(difference, p, reach, share, said):
+    found = {
+        key: float(value)
+        for key, value in found_by_compare(difference, p, reach).items()
+        if key != "test"
+    }
+    assert script("row").verdict(found, 2 * p, share, 0.014) == said
+
+
+def test_a_pair_without_a_test_counts_in_the_correction(tmp_path, capsys):
+    """Without the third pair, Holm's p of the first would be 0.04."""
+    row = script("row")
+    rng = np.random.default_rng(0)
+    scores = {
+        (arm, rate, seed): 2.0 + shift + 0.02 * step**2 + 0.001 * rng.normal()
+        for arm, shift in (("base", 0.0), ("a", 0.02), ("b", 0.0))
+        for step, rate in ((-1, 0.1), (0, 0.2), (1, 0.4))
+        for seed in range(8)
+    }
+    names = ("novels", "peps", "rust_rfcs", "gsm8k")
+    rows = [
+        {"sweep": arm, "arm": arm, "rate": rate, "seed": seed}
+        | dict.fromkeys(names, value)
+        for (arm, rate, seed), value in scores.items()
+    ]
+    study = row.STUDIES["loops"]._replace(table=tmp_path / "kept.csv")
+
+    def write(path: Path, records: list[dict[str, object]]) -> None:
+        with path.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, list(records[0]))
+            writer.writeheader()
+            writer.writerows(records)
+
+    write(study.table, rows)
+    tests = []
+    for arm, p in (("a", 0.02), ("b", 0.5), ("c", "")):
+        difference = 0.0
+        if p:
+            ours, theirs = row.pair_of(study, f"{arm}:base")
+            difference = row.share_as_large(ours, theirs, 10, True)["difference"]
+        tests.append(
+            found_by_compare(difference, p, 0.01)
+            | {"configuration": arm, "baseline": "base"}
+        )
+    write(tmp_path / "tests.csv", tests)
+
+    row.verdicts(study, tmp_path, designs=100)
+    a, b, c = capsys.readouterr().out.splitlines()
+    assert a.startswith("a:base: undecided: +0.0")
+    assert "p 0.0200, Holm 0.0600" in a
+    assert b.startswith("b:base: no difference that matters: ")
+    assert c == "c:base: no verdict, at an edge"
+
+    tests[0]["difference"] = "0.5"
+    write(tmp_path / "tests.csv", tests)
+    with pytest.raises(SystemExit, match="compared other runs than are kept"):
+        row.verdicts(study, tmp_path, designs=100)
