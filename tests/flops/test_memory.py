@@ -78,7 +78,7 @@ SHAPES = {
     "dual, fixed gates": shape(gate="fixed"),
     "loop": shape(block="loop", n_heads=6, n_kv_heads=6),
     "wide": shape(block="wide", d_ffn_wide=960),
-    "dual, keys and values of the first step": shape(step_kv="first", n_kv_heads=2),
+    "dual, keys and values of the first step": shape(step_kv="first"),
     "dual, steps without a feed-forward": shape(deep_ffn=False),
     "dual, a sublayer each step": shape(untied_steps=True),
     "loop, all of these": shape(
