@@ -1,4 +1,4 @@
-"""The pieces of all sources in order, by whose numbers tasks name documents."""
+"""Numbers the pieces of all sources, and their documents, for the tasks."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -15,7 +15,8 @@ from data_prep.pieces import Piece, piece_path
 Integers = npt.NDArray[np.int64]
 
 GROUP_DOCUMENTS = 1 << 18
-"""Documents of a group, of whole pieces: what one task holds of each key."""
+"""Most documents of a group, unless one piece has more. A task has one key of each of
+them in memory."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class Catalogue:
 
     @cached_property
     def starts(self) -> Integers:
-        """The number of each piece's first document, and of all, (pieces + 1,)."""
+        """The number of each piece's first document, then the total, (pieces + 1,)."""
         return np.append(0, np.cumsum(self.documents))
 
     @property

@@ -88,7 +88,7 @@ class Prepare(Preparation):
         check_ranges(self, {"workers": (1, 1 << 16)})
 
     def settings(self) -> Preparation:
-        """The recipe's settings, over which the options win that were given."""
+        """The recipe's settings, overridden by the options that the user gave."""
         values = {}
         if self.config:
             path = recipes.find_recipe(self.config, kind="data")
@@ -205,7 +205,7 @@ def _prepare(settings: Preparation, options: Prepare) -> None:
 def _engine(
     options: Prepare, out: Path, corpora: Sequence[Corpus]
 ) -> Iterator[tuple["Engine", int]]:
-    """Yields what runs the tasks, and the bytes of memory for a task."""
+    """Yields the engine that runs the tasks, and the bytes of memory for a task."""
     from data_prep.engine import local_engine
     from data_prep.memory import divide_memory
 

@@ -39,8 +39,8 @@ NEAR = 2
 UNLIKE = 3  # only in pairs: a band agrees, and the texts do not
 
 PAIR = np.dtype([("document", "i8"), ("of", "i8"), ("kind", "u1"), ("jaccard", "f8")])
-"""A document, an earlier one that it was compared with, and the result; the Jaccard
-index is not a number where none was taken."""
+"""A document, an earlier one that it was compared with, and the result. `jaccard` is
+nan if their texts were not compared."""
 
 NUMBERS = np.dtype(
     [
@@ -57,7 +57,7 @@ NUMBERS = np.dtype(
 """What is known of a piece when its documents are judged."""
 
 BYTES_A_KEY = 160
-"""Peak of memory where keys are matched, of digests, the longest ones."""
+"""Peak memory per key while a range is matched; for digests, the longest keys."""
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ def count_tasks(judgement: Judgement) -> int:
 
 
 def ranges_for(documents: int, task_bytes: int) -> int:
-    """Returns into how many ranges keys go, so that a task takes so much memory."""
+    """Returns the number of key ranges with which a task needs at most `task_bytes`."""
     return max(1, math.ceil(documents * BYTES_A_KEY / task_bytes))
 
 

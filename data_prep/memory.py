@@ -14,10 +14,10 @@ LEAST_BYTES = 600 * 10**6
 
 
 def divide_memory(workers: int, memory: int | None) -> tuple[int, int]:
-    """Returns how many of the workers the memory is enough for, and bytes of a task.
+    """Returns how many workers fit into the memory, and the bytes for each task.
 
-    `memory` are the bytes of all processes together; None: half of the machine's.
-    Raises UserError where they are too few for one.
+    `memory` are the bytes for all processes together; None: half of the machine's.
+    Raises UserError if `memory` is too small for one process.
     """
     total = memory or machine_memory() // 2
     if memory and memory < LEAST_BYTES:

@@ -19,7 +19,7 @@ from data_prep.settings import Preparation
 SHUFFLED_PIECES = 32  # of all sources together: in all some 60M tokens
 
 Stream = Iterator[tuple[float, TokenArray]]
-"""Documents, each with when it comes: from 0 to 1."""
+"""The place of each document in the order, from 0 to 1, and its tokens."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Portion:
         return self._in_head(of)
 
     def _in_head(self, of: str) -> Integers:
-        """The same of the pass that is not whole; its pieces, or none, (pieces,)."""
+        """`_in_pass` of the last, partial pass, (pieces,); empty without one."""
         numbers: Integers = self.pool.numbers[of][: self.head_pieces]
         if not self.head_documents:
             return numbers
@@ -256,11 +256,11 @@ def interleave(
 ) -> Iterator[TokenArray]:
     """Yields the tokens of every document, each source spread evenly.
 
-    `begin` are tokens to leave out: what remains is the same as without.
+    The first `begin` tokens are left out; the rest does not depend on `begin`.
     """
     total = sum(portion.tokens for portion in portions)
-    # A document comes when its middle does, so by `since` the sources together are no
-    # further than half of a longest document of each beyond their share of it.
+    # Documents are ordered by their middles. So at any point a source is at most half
+    # of its longest document ahead of its share.
     longest = sum(int(each.pool.numbers["longest"].max(initial=0)) for each in portions)
     since = (begin - longest) / max(total, 1)
 

@@ -34,7 +34,7 @@ def _seal(path: Path, content: bytes | pa.Buffer) -> bytes:
 
 
 def write_sealed(path: Path, content: bytes | pa.Buffer) -> None:
-    """Writes a file that `read_sealed` believes."""
+    """Writes a file with the seal that `read_sealed` checks."""
     # Shared: the folder, of many files, is not searched for unfinished ones.
     with replacing(path, shared=True) as partial, partial.open("wb") as file:
         file.write(content)
@@ -65,7 +65,7 @@ DOCUMENT = pa.schema(
 """The columns of a piece, beside the tokens of its documents."""
 
 PIECE_FORMAT = 3
-"""Part of the name of the folder of pieces; raised when what a piece holds changes."""
+"""Part of the name of the folder of pieces; increment it when their content changes."""
 
 
 @dataclass

@@ -335,7 +335,7 @@ class _Preparation:
             chunks=chunks,
             index_sha256=index_sha256,
             beside=records.files_beside(self.folder, chunks),
-            # No finished request where a file is lacking that may come another time.
+            # Empty if a file could not be downloaded: OUT is then not a finished one.
             request=request.digest if has_all_files else "",
             settings=settings.as_recipe(),
         )
@@ -417,10 +417,9 @@ def _progress(title: str, total: int, unit: str) -> Progress:
 
 
 def _why_nothing(settings: Preparation, pieces: Path, mixed: _Mixed) -> str:
-    """Returns why there is nothing to write: what became of the first source without
-    text.
+    """Returns why there is nothing to write, by the first source without text.
 
-    It is its first fault, where no document of it could be read.
+    The reason is what became of its documents, or its first fault if none was read.
     """
     empty = (n for n, each in enumerate(mixed.portions) if not each.pool.tokens)
     number = next(empty)

@@ -118,8 +118,8 @@ def _run_on_machine(
     machine = platform.node()
     if version != __version__:
         raise UserError(
-            f"machine '{machine}' has dualpath {__version__}, this command is of "
-            f"{version}; install the same one everywhere"
+            f"machine '{machine}' has dualpath {__version__}, but this command runs "
+            f"{version}; install the same version on all machines"
         )
 
     for path in (folder, *must_see):

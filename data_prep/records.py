@@ -34,7 +34,7 @@ from dualpath_cli.data.tokenizer import TOKENIZER
 DUPLICATES = "duplicates.jsonl.zst"
 PAIRS = "compared.jsonl.zst"
 SAMPLED_PAIRS = 1000
-"""About so many pairs of documents, whose texts were compared, keep these texts."""
+"""About how many pairs whose texts were compared are written with their texts."""
 MOST_CHARACTERS = 20_000  # of a text that is kept
 
 KINDS = {EXACT: "exact", NEAR: "near", UNLIKE: "unlike"}
@@ -164,8 +164,8 @@ def write_records(
 ) -> None:
     """Writes held-out documents, duplicates, and some compared pairs into a folder.
 
-    What there is none of has no file. `numbers` are `NUMBERS` of all pieces; `on_task`
-    is called with 1 for each group.
+    A file without lines is not written. `numbers` are `NUMBERS` of all pieces;
+    `on_task` is called with 1 for each group.
     """
     compared = int(numbers["near"].sum() + numbers["unlike"].sum())
     records = Records(

@@ -94,22 +94,23 @@ class Preparation:
     """Tokens to write, e.g. 16M or 38.5B, end-of-text included; by default all. The
     document that reaches the number is the last one."""
     num_files: Size | None = None
-    """Files to take of each source that is downloaded: of Nemotron-CC in the order of a
-    hash of their names, of a dataset of the hub in that of their paths. By default as
-    many as --tokens needs. Where neither is given, 1 of Nemotron-CC, beside which no
-    dataset of the hub may stand then, or all of a dataset."""
+    """Files to take of each source that is downloaded: Nemotron-CC's in the order of a
+    hash of their names, a dataset's in the order of their paths. By default as many as
+    --tokens needs. Without --tokens, all files of a dataset, or 1 file of Nemotron-CC,
+    which then cannot be mixed with a dataset of the hub."""
     seed: int = 0
     """Seed of the order of the documents."""
     duplicates: Duplicates = "exact"
-    """Documents to leave out: none, those with the text of an earlier document, or also
-    those that resemble an earlier one (MinHash, 5-word shingles, 14 bands of 8; then
-    their texts)."""
+    """Documents to leave out. keep: none. exact: those with the text of an earlier
+    document. near: also those that resemble an earlier one (MinHash of 5-word shingles,
+    14 bands of 8, finds candidates; --min-jaccard then compares their texts)."""
     min_jaccard: float = 0.75
-    """Least Jaccard index of two texts' runs of five words, for near-duplicates; 0
-    compares no texts."""
+    """Two candidates are near-duplicates if the Jaccard index of their 5-word shingles
+    is at least this; 0 takes all candidates without comparing texts."""
     decontaminate: tuple[Place, ...] = ()
-    """Evaluation texts, as sources: documents that share 13 consecutive words with a
-    text are left out."""
+    """Evaluation texts, given as for --source. Documents that share 13 consecutive
+    words with one of them are left out (all words of a text of 8 to 12; shorter texts
+    are not compared)."""
     val_fraction: float = 0.0
     """Share of the documents to hold out in OUT/val, by a hash of their ids."""
     min_chars: Size = Size(1)

@@ -32,7 +32,7 @@ class Made:
     counts: dict[int, PieceCounts] = field(default_factory=dict)
     """Its pieces, by their numbers in the file."""
     mistake: tuple[int, str] | None = None
-    """The piece with a row that cannot be read, where none may be."""
+    """The number of the piece that raised UserError, and the message."""
     end: FileEnd | None = None  # None of a share that ended early
 
 

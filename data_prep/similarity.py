@@ -43,8 +43,8 @@ class TextComparison:
 
     def of_new(self, pairs: npt.NDArray[np.void]) -> npt.NDArray[np.void]:
         """Returns the pairs that were not compared before, with their `jaccard`."""
-        # Those with the same earlier document one after the other: two documents are
-        # in memory at a time.
+        # Sorted by the earlier document, so that its runs are computed once and only
+        # two documents are in memory at a time.
         pairs = pairs[np.argsort(pairs["of"], kind="stable")]
         new = np.zeros(len(pairs), np.bool_)
         leader = None

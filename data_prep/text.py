@@ -151,8 +151,8 @@ def signature(text: str) -> npt.NDArray[np.uint32]:
 def band_keys(text: str) -> Hashes:
     """Returns a 64-bit key for each band of a text's signature, (BANDS,).
 
-    Two texts with the same key in any band are candidates for near-duplicates; with a
-    Jaccard index j of their shingles they are at odds of 1 - (1 - j^ROWS)^BANDS.
+    Two texts with the same key in any band are candidates for near-duplicates. If their
+    shingles have Jaccard index j, the probability is 1 - (1 - j^ROWS)^BANDS.
     """
     keys: Hashes = (signature(text) * _band_factors()).sum(axis=1, dtype=np.uint64)
     return mix64(keys)

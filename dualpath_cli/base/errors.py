@@ -38,8 +38,8 @@ def did_you_mean(
 ) -> str:
     """Returns ``"; did you mean 'x'?"`` for the nearest candidate, or an empty string.
 
-    A candidate of the same letters is near as well, and one that begins with the word
-    (of three letters or more). `shown` has the names to show in place of candidates.
+    An anagram of the word is near as well, and so is a candidate that begins with it
+    (if the word has three letters or more). `shown` maps candidates to names to print.
     """
     known = list(candidates)
     most_changes = MOST_CHANGES * len(word)
@@ -90,7 +90,7 @@ class Stopped(BaseException):
 
 _MISTAKES = {
     errno.ENAMETOOLONG: "give a shorter name",
-    errno.ENOENT: "give one that is there",
+    errno.ENOENT: "give an existing path",
     errno.EISDIR: "remove the folder, or give another name",
     errno.ENOTDIR: "a file is where a folder should be; give another path",
     errno.ELOOP: "it is a symbolic link, or links go in a circle; remove it",

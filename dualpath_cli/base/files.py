@@ -230,10 +230,10 @@ def read_json(path: Path, way_out: str = "") -> dict[str, Any]:
     try:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise _unreadable(path, f"no JSON: {error}", way_out) from None
+        raise _unreadable(path, f"not JSON: {error}", way_out) from None
 
     if not isinstance(content, dict):
-        raise _unreadable(path, "no JSON object", way_out)
+        raise _unreadable(path, "not a JSON object", way_out)
     return content
 
 

@@ -42,8 +42,9 @@ def locked(
 ) -> Iterator[bool]:
     """Locks a file, never a link; yields whether the file system has locks.
 
-    Any number of processes may hold a `shared` lock at the same time. Raises
-    BlockingIOError if another process has the lock otherwise, unless `wait`.
+    Any number of processes may hold a `shared` lock at the same time. If another
+    process holds a lock that excludes this one, waits with `wait`, else raises
+    BlockingIOError.
     """
     # A lock that lasts to the end of the interpreter outlives the names of modules.
     held = _held

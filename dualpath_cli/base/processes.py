@@ -42,7 +42,8 @@ def visible_gpus() -> int | None:
 def is_first_rank() -> bool:
     """Whether this process is the first of all, by torchrun, SLURM or Lightning.
 
-    Lightning names a node and a place in it, the others a place among all, too.
+    Lightning sets the rank of a node and the rank within it; torchrun and SLURM also
+    set the global rank.
     """
     return _are_zero("RANK", "SLURM_PROCID", "NODE_RANK", "LOCAL_RANK")
 
@@ -117,8 +118,8 @@ def children_end_with_us() -> Iterator[None]:
 def end_with_parent() -> None:
     """Sends this process SIGTERM when the parent that started it ends.
 
-    Only a parent that started it inside `children_end_with_us`. Raises Terminated if
-    the parent has ended by now.
+    Does nothing unless the parent started it inside `children_end_with_us`. Raises
+    Terminated if the parent has already ended.
     """
     parent = os.environ.pop(_PARENT, None)  # children of this process do not inherit it
     if parent is None or not parent.isdecimal() or sys.platform != "linux":

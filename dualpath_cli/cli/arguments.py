@@ -97,8 +97,8 @@ class Arguments:
         return CommandLine(options, recipe)
 
     def _note_repeated(self, parser: Parser) -> None:
-        """Says which value is taken where an option of one value is given another,
-        too."""
+        """Says which value counts if an option that takes one value is given
+        several."""
         # A list takes each value, and mappings of a section are merged.
         takes_one: set[str] = set()
         for action in actions_of(parser):

@@ -127,8 +127,8 @@ def _check_followed(data: DataSettings, trusted: set[str], folder: Path) -> None
             value = data.val[name]
             shown = value if isinstance(value, str) else json.dumps(value)
             raise UserError(
-                f"data.val.{name}: '{path}' of {folder / RECIPE} is a glob, a folder "
-                "of texts or s3://, which are not followed unless given: "
+                f"data.val.{name}: '{path}' in {folder / RECIPE} is a glob, a folder "
+                "of texts or an s3:// location, and is read only if you give it: "
                 f"--data.val.{name} '{shown}'"
             )
 

@@ -200,8 +200,8 @@ STEPS = {
         f"{RUN}/routing/step-00000150/summary.json"
     ),
 }
-"""The commands, and of those that import PyTorch each time, the file that they write
-last."""
+"""The commands, and the file that each writes last. Empty: the command itself sees,
+without importing PyTorch, that it is finished."""
 WIDE = "--run.name wide --model.block wide --model.d_ffn_wide 1824"
 NEXT = f"""look: {RUN}/routing/step-00000150/index.html
 try:  dualpath fit --config quickstart {WIDE}

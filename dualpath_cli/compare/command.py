@@ -33,8 +33,9 @@ class Compare(OwnClasses):
     """Run folders, or a folder of runs: a sweep's OUT, or runs or runs/RECIPE, which
     `dualpath fit` writes."""
     best: Literal["lr"] | None = None
-    """Join runs that differ in their learning rate, at the lowest point of a parabola
-    over its log; intervals include that choice. Only the aggregate is tested."""
+    """Join runs that differ only in learning rate (and seed), and score them at the
+    minimum of a parabola over the log of the rate. Intervals include the uncertainty of
+    that choice. Only the aggregate is tested."""
     fit: Literal["all", "non_embedding"] | None = None
     """Fit a scaling law to each family of configurations that differ in size, tokens
     and loops: over all parameters, or those without embedding and head."""

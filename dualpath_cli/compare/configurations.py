@@ -102,8 +102,8 @@ class Configuration:
     def share(self) -> float | None:
         """Alpha in steps of 2.5 %.
 
-        Solved widths miss the alpha that was asked for by up to a point, at each budget
-        by another part of it.
+        Solved widths miss the requested alpha by up to one percentage point, and by a
+        different amount at each budget.
         """
         return None if self.alpha is None else 2.5 * round(self.alpha / 2.5)
 
@@ -201,7 +201,7 @@ def siblings_of(
 
 
 def _budget_of(run: TrainedRun) -> int:
-    """To three digits: a third of a budget, thrice, is the same budget."""
+    """The budget to three digits, so that three times its third is the same budget."""
     budget = run.settings.run.budget or 0
     return int(float(f"{budget:.3g}"))
 

@@ -176,7 +176,7 @@ def _texts(report: Record) -> dict[str, tuple[Any, ...]]:
 
 
 def _checked(run: TrainedRun, report: Record) -> Record:
-    """The report, unless it is damaged: that fails here, where its file is named."""
+    """Returns the report. A damaged one raises here, where the file can be named."""
     checkpoint = report["checkpoint"]
     _check_subject(run, report["model"], checkpoint["step"], checkpoint["sha256"])
     _texts(report)
@@ -187,7 +187,7 @@ def _checked(run: TrainedRun, report: Record) -> Record:
         if row["excess"] is not None:  # else a class without tokens
             _check_finite(row, "excess", "per_forced")
 
-    # As two equal runs: a value that the means need, and that is missing, fails now.
+    # Used twice, as two runs would be: a missing value that the means need raises now.
     _ = report["tagger"]
     differences_over_runs([report["rows"]] * 2)
     excess_over_runs([report["excess"]] * 2)

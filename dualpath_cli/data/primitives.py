@@ -64,8 +64,8 @@ def draw_addition(rng: random.Random, n_digits: int) -> Problem:
 
 
 def draw_assignment(rng: random.Random, hops: int) -> Problem:
-    """A program of interleaved chains, and two questions at each number of hops, one at
-    `hops` first."""
+    """A program of interleaved chains, and two questions for each number of hops; the
+    first question has `hops`."""
     # Any order in which each variable follows the one that it is assigned.
     turns = [chain for chain in range(CHAINS) for _ in range(MOST_HOPS)]
     rng.shuffle(turns)
@@ -96,7 +96,7 @@ FAMILIES = {
 
 
 def is_for_tests(problem: Problem) -> bool:
-    """Whether a problem belongs to tests; a sum has its side in both orders."""
+    """Whether a problem is kept for tests; a+b is kept exactly if b+a is."""
     question, _ = problem.questions[0]
     terms = sorted(question.strip("=").split("+"))
     identity = problem.program or "+".join(terms)

@@ -335,7 +335,7 @@ def _rows_of_size(metadata: pq.FileMetaData, size: int) -> int:
 def _longest(
     path: Path, file: pq.ParquetFile, columns: Sequence[str], rows: int
 ) -> int:
-    """Returns the most bytes of a decoded value; 0 where `rows` of any are few.
+    """Returns the most bytes of a decoded value; 0 if any `rows` values fit in memory.
 
     A value may be far longer than its part of the file: a dictionary holds it once for
     any number of rows, DELTA_BYTE_ARRAY stores only its difference to the value before,

@@ -190,8 +190,8 @@ class Cache:
 
         With `static` shapes, on that device, the cache does not grow, and each pass
         works on the whole cache: one compiled or CUDA graph then serves all passes of
-        equal length. `draft` is a second intervention, with fewer loops; `rewind` its
-        positions before others follow.
+        equal length. `draft` is a second intervention, with fewer loops; call `rewind`
+        to drop its positions before others follow.
         """
         self.config = config
         self.draft = draft
@@ -200,7 +200,7 @@ class Cache:
 
         self.span = CacheSpan()
         self.layers: list[list[LayerCache]] = []
-        """Of each layer, by repetition of the core; one of layers outside."""
+        """The caches of each layer: one per repetition of the core, one outside it."""
         self.length = 0  # S, the positions seen so far, padding included
         self.intervention: Intervention | None = None  # of all passes but drafts
         self.documents_BS: torch.Tensor | None = None

@@ -289,8 +289,8 @@ def means_of(
     """The paper's means of `scores_of`; a mean that lacks one of its scores is left
     out.
 
-    With another function than the mean, such as a sum of `documents_of`, that of the
-    same parts.
+    `together` combines the parts of each mean: `mean` itself, or the sum, for the
+    numbers of `documents_of`.
     """
     known = dict(scores)
     for name, parts in MEANS.items():

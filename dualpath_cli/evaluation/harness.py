@@ -76,7 +76,7 @@ class HarnessModel(TemplateLM):
         intervention: Intervention | None = None,
         autocast: torch.dtype | None = None,
     ) -> None:
-        """Takes the model over, which loses its head.
+        """Takes over the model and removes its head: the model then returns states.
 
         `autocast` is the type of matrix products; None is the weights' type.
         """

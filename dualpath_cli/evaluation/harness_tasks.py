@@ -96,8 +96,8 @@ def load_harness_task(
         text = " ".join(str(error).split())
         raise UserError(
             f"{HARNESS}:{name} cannot be loaded ({type(error).__name__}: {text:.160}); "
-            "what is not in the cache of HF_HOME comes from the Hugging Face hub, by "
-            "the network"
+            "check the network: data that is not in the cache (HF_HOME) is downloaded "
+            "from the Hugging Face hub"
         ) from None
 
     for task in loaded["tasks"].values():

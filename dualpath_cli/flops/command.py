@@ -215,8 +215,8 @@ PARTS_OF_MEMORY = {
     "unreduced": "gradients before they are reduced",
     "gathered": "whole weights, gathered",
     "saved": "saved activations",
-    "working": "loss and backward pass at work",
-    "peak": "at once, at most",
+    "working": "extra for loss or backward pass",
+    "peak": "peak",
 }
 """The fields of Memory in words."""
 
@@ -234,7 +234,7 @@ def _plan_table(description: Description, plans: MemoryPlans) -> PrintedTable:
     note = (
         "Weights and moments in float32, bf16-mixed, compiled, "
         f"{cluster.checkpointing} checkpointing; gradients travel in {gradients}. hsdp "
-        f"shards over {min(cluster.shard_size, cluster.gpus)} GPUs. At once is less "
+        f"shards over {min(cluster.shard_size, cluster.gpus)} GPUs. The peak is less "
         "than the sum if a step is one micro-batch: gradients grow while activations "
         "are freed."
     )

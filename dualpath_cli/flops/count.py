@@ -99,7 +99,7 @@ def kv_flops(d_model: int, n_heads: int, n_kv_heads: int) -> int:
 
 
 def layer_flops(layer: LayerConfig, seq_len: int | None = None) -> LayerFlops:
-    """Forward FLOPs per token of a layer, in the core of all repetitions.
+    """Forward FLOPs per token of a layer; of a layer in the core, of all repetitions.
 
     ``seq_len`` defaults to max_seq_len.
     """
@@ -228,10 +228,10 @@ def training_flops_per_token(
 ) -> int:
     """FLOPs of forward and backward for one token, head included.
 
-    Three times the forward FLOPs of all that gets gradients. The forward FLOPs of all
-    else: of steps and repetitions before the last `backprop_loops`, and of layers that
-    no gradient reaches because of them. With `loop_losses` coda and head read out each
-    repetition of the core.
+    Parts that get gradients cost three times their forward FLOPs. All else costs its
+    forward FLOPs: steps and repetitions before the last `backprop_loops`, and layers
+    that no gradient reaches because of them. With `loop_losses` coda and head also run
+    on each earlier repetition of the core.
     """
     head = head_flops(config)
     forward = total_flops(config, seq_len) + head

@@ -44,8 +44,8 @@ READINGS: dict[PaperReading, Mapping[str, Any]] = {
         "step_index": "zero_based",
     },
 }
-"""Fields of a model as the paper's text settles them, which gives no RoPE base, and as
-the authors trained it: the Params columns of arXiv 2605.30202 confirm these values."""
+"""Fields of a model as the paper's text describes it (the text gives no RoPE base), and
+as the authors trained it, which the Params columns of arXiv 2605.30202 confirm."""
 TRAINING_TOKENS = 38_503_710_720  # 18,360 steps of 2,097,152 tokens; the text says 38B
 GPUS = 64  # A100s of every run of the paper (Section 4.1)
 
@@ -147,7 +147,7 @@ class Flops:
     """GPUs that share one set of weights under hsdp. By default the recipe's, or
     8."""
     micro_batch: int | None = None
-    """Most sequences of a GPU at once. By default the recipe's, or 2."""
+    """Most sequences in a GPU's micro-batch. By default the recipe's, or 2."""
     batch_tokens: Size | None = None
     """Tokens of a step, such as 4194304. By default the recipe's, or 2097152."""
     reading: PaperReading | None = None
@@ -317,7 +317,7 @@ class Description:
         """Percent of the deep path, whole where it is; None for a single path, and for
         a recipe's model.
 
-        Without a feed-forward the deep path has no part by choice, but its FLOPs do.
+        If the deep path has no feed-forward, alpha follows from its FLOPs.
         """
         if self.target is None or self.target.block != "dual":
             return None

@@ -167,7 +167,7 @@ def _saved_by_core(config: ModelConfig, repetitions: int) -> int:
 
 
 def _later(config: ModelConfig, repetitions: int) -> int:
-    """The repetitions, of the last ones, whose input is the state of another one."""
+    """How many of the last `repetitions` read the state of another repetition."""
     return repetitions - (repetitions == config.core_loops)
 
 

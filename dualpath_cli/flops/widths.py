@@ -292,7 +292,7 @@ def ways_out(target: Target) -> dict[str, int]:
 
 
 def _most_with_room(target: Target, name: Literal["loops", "core_loops"]) -> int:
-    """The last K or R that has room, which shrinks with both."""
+    """The largest K or R that leaves room for an FFN: more loops leave less."""
 
     def lacks_room(loops: int) -> bool:
         changed: dict[str, Any] = {name: loops}

@@ -78,8 +78,8 @@ def with_held(
     states: list[torch.Tensor],
     step_indices: Sequence[float],
 ) -> list[torch.Tensor]:
-    """The weights of the last states, (B, T, 1) each, where the last one stays as it is
-    in the steps that follow: it takes their weights, too."""
+    """The weights of the last states, (B, T, 1) each. The last state also gets the
+    weights of the steps after it, which leave the state as it is."""
     held = len(step_indices) - len(states)
     weights = step_weights(states + states[-1:] * held, step_indices)
     if held == 0 or len(weights) == 1:

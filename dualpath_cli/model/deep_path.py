@@ -1,7 +1,7 @@
 """The deep path: one sublayer applied K times, its states mixed per token by a router.
 
 Eqs. 2 and 3. Beyond the paper, steps may have sublayers of their own (`untied_steps`),
-share the keys and values of the first step (`step_kv`), or be attention alone
+share the keys and values of the first step (`step_kv`), or have no feed-forward
 (`deep_ffn`). Overrides, read-outs and the entry for decoding are in `layer_pass.py`.
 
 Shapes: B batch, T positions, D model width, K loops.

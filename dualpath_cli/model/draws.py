@@ -16,7 +16,7 @@ from dualpath_cli.report.seeds import seed_from
 def shuffled_positions(
     tokens: torch.Tensor, token_mask: torch.Tensor | None, applications: int, seed: int
 ) -> torch.Tensor:
-    """Permutations of T that g_d and g_w are taken by, int64 (L, B, 2, T).
+    """The position whose g_d, and whose g_w, each position gets, int64 (L, B, 2, T).
 
     Padding, where `token_mask` (B, T) is False, keeps its own gates, and no token gets
     the gates of padding.

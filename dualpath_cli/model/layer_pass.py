@@ -97,7 +97,7 @@ class SublayerPass:
     to instead of this step's."""
 
     def seen(self, k_BTHN: torch.Tensor, v_BTHN: torch.Tensor) -> KeyValuePair:
-        """Keys and values that the tokens attend to, given their own: no others."""
+        """The keys and values that the tokens attend to: here, only their own."""
         return k_BTHN, v_BTHN
 
     def chosen(self, scores_BTE: torch.Tensor, top_k: int) -> torch.Tensor:
@@ -152,7 +152,7 @@ class LayerPass:
         return None if self.intervention is None else self.intervention.loops
 
     def moving(self, loops: int) -> int:
-        """The steps of `loops` that move the state; later ones hold it."""
+        """How many of `loops` steps change the state; later steps leave it as it is."""
         held = None if self.intervention is None else self.intervention.held
         return loops if held is None else min(held, loops)
 
@@ -162,7 +162,7 @@ class LayerPass:
         return self.trace is not None
 
     def own_gains(self, gains: torch.Tensor, repetitions: int) -> torch.Tensor:
-        """The gains of this repetition, of those of all in one vector."""
+        """This repetition's part of `gains`, the gains of all repetitions."""
         if self.repetition is None:
             return gains
 
@@ -237,8 +237,8 @@ class LayerPass:
 
 
 Repeat = Callable[[torch.Tensor, int, torch.Tensor | None], torch.Tensor]
-"""Applies the core's layers once: to a state (B, T, D), in a repetition from 0, at the
-tokens of a mask (B, T, 1), or None for all; other tokens keep their state."""
+"""Applies the core's layers once. Takes a state (B, T, D), the repetition, from 0, and
+a mask (B, T, 1); tokens outside the mask keep their state. None: all tokens."""
 
 
 @dataclass
@@ -259,7 +259,7 @@ class CorePass:
     """False at tokens that do not keep the loop running, (B, T)."""
 
     def moving(self, loops: int) -> int:
-        """The repetitions of `loops` that move the state; later ones hold it."""
+        """How many of `loops` repetitions change the state; later ones do not."""
         return loops if self.held is None else min(self.held, loops)
 
     def constant(self, h_BTD: torch.Tensor, r: int, loops: int) -> torch.Tensor:

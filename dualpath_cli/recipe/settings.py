@@ -124,9 +124,9 @@ class OptimSettings:
     clip: float = key(1.0, range=(0, 1e12))
     """Global L2 norm that gradients are clipped to; 0 switches clipping off."""
     skip_sigma: float | None = key(None, range=(0.1, 1000))
-    """Skip steps whose gradient norm is this many standard deviations above the mean
-    (of the norm's logarithm, over the last 100 steps); null skips none. 6 is a good
-    value."""
+    """Skip steps whose gradient norm is more than this many standard deviations above
+    the mean (of the norm's logarithm, exponential over about 100 steps); null skips
+    none. 6 is a good value."""
 
     def __post_init__(self) -> None:
         check_ranges(self, ranges_of(OptimSettings))

@@ -81,9 +81,9 @@ def find_blocks(
     """Returns the complete blocks with both configurations that detect their smallest
     difference.
 
-    `seeds` are those of each configuration. More seeds make the difference surer, more
-    configurations its error. With fewer than two common seeds the blocks are only the
-    pair.
+    `seeds` are those of each configuration. More seeds make the standard error smaller;
+    more configurations make its estimate more precise. With fewer than two common seeds
+    the blocks are only the pair.
     """
     shared = set(seeds[one]).intersection(seeds[other])
 
@@ -179,7 +179,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
     least = 0.0
     for place, number in enumerate(tested):
         hypotheses_left = len(tested) - place
-        # No p-value falls below that of a surer difference.
+        # A corrected p-value is never below that of a smaller p-value.
         least = max(least, min(1.0, hypotheses_left * p_values[number]))
         corrected[number] = least
     return corrected

@@ -247,14 +247,14 @@ def publish(partial: Path, final: Path, files: Files) -> None:
     last = final.with_name(LAST)
     check_replaceable(last)
 
-    # A run that is repeated from an older checkpoint replaces one.
+    # A run that went back to an older checkpoint writes this step again.
     replaced = final.with_name(final.name + ".replaced" + PARTIAL)
     set_aside(final, replaced)
     facts = {**facts_now(final.parents[1]), "step": step_of(final)}
     write_manifest(final, files, facts)
     partial.rename(final)
 
-    # No link replaces the folder that `last` is in a copy without symbolic links.
+    # In a copy without symbolic links `last` is a folder, which no link can replace.
     if not last.is_symlink():
         remove(last)
     link = final.with_name(LAST + PARTIAL)

@@ -172,9 +172,9 @@ def read_table(path: Path) -> list[TableRow]:
     """The rows of a table of a run, in the order of their steps; none if it is missing
     or empty.
 
-    Steps and layers are written as whole numbers in them. Raises UserError, besides the
-    faults of `read_csv`, for others, for steps out of order, and for a second row of a
-    step (and of its set or layer).
+    A step or layer written as `4.0` is returned as `4`. Raises UserError as `read_csv`,
+    for a step or layer that is not a whole number, for steps out of order, and for a
+    second row of a step (and of its set or layer).
     """
     keys = KEYS[path.name]
     rows = read_csv(path, keys)

@@ -88,8 +88,8 @@ def check_as_run(run: Run, model: ModelConfig) -> None:
     """Raises UserError for keys under which the run's weights would compute something
     else.
 
-    Weights load under any keys of the same shapes, and results stand under the run's
-    name.
+    The weights would load under any keys that give the same shapes, and the results
+    would be stored under the run's name.
     """
     trained = run.recipe.get("model", {})
     different = other_model(trained, asdict(model), free=OF_TEXTS)
@@ -110,6 +110,6 @@ def check_as_run(run: Run, model: ModelConfig) -> None:
     end_of_text = run.tokenizer.eot_id
     if start not in (trained.get("document_start"), None, end_of_text):
         raise UserError(
-            f"model.document_start={start} does not begin documents of "
-            f"'{run.folder}'; its end-of-text token is {end_of_text}"
+            f"model.document_start={start} is not the end-of-text token of "
+            f"'{run.folder}', which is {end_of_text}"
         )

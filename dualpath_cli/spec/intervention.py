@@ -252,9 +252,10 @@ class Intervention:
         return any(field is not None for field in fields)
 
     def within(self, layer: int) -> "Intervention | None":
-        """What a layer, from 0, is told; None if nothing applies to it.
+        """The part of the intervention that a layer, from 0, carries out; None if none.
 
-        The number of repetitions is the core's, so that compiled layers serve any.
+        `core_loops` and `core_held` are left out: the core carries them out, so that a
+        compiled layer serves any number of repetitions.
         """
         if self.layers is not None and layer not in self.layers:
             return None
@@ -294,8 +295,8 @@ class Intervention:
                 return f"{place} has no experts"
             if self.experts != RANDOM and self.experts > min(counts):
                 return (
-                    f"a layer has {min(counts)} experts: take these or fewer, not "
-                    f"{self.experts}"
+                    f"a layer has only {min(counts)} experts: force {min(counts)} or "
+                    f"fewer, not {self.experts}"
                 )
 
         changes_loops = (self.loops, self.held, self.halting, self.kv_slots)
@@ -343,7 +344,7 @@ class Intervention:
         }
         for part, needed in learns.items():
             if needed and config.core_loops == 1 < forced:
-                return f"the core was trained once, so it has no {part}"
+                return f"the core was trained with R = 1, so it has no {part}"
         return None
 
     def _problem_of_loops(

@@ -47,7 +47,7 @@ class KeyFacts:
     matters_in: tuple[ModelPart, ...] = ()
     """It has an effect on models with one of these parts; by default on all."""
     entries_matter_in: Mapping[str, tuple[ModelPart, ...]] = field(default_factory=dict)
-    """The same of a mapping's entries, by their names."""
+    """`matters_in` of each entry of a mapping, by the entry's name."""
     cuts_texts: bool = False
     """Whether it only says how texts are cut: the same weights fit any value."""
 

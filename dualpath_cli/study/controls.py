@@ -1,6 +1,6 @@
 """The tokens of a class, and random tokens that match its number, runs and positions.
 
-Forcing a token costs more with more context to lose, and if neighbours are forced, too.
+Forcing a token costs more if it has more context, and if its neighbours are forced too.
 So random tokens have the positions of the class's tokens within a window, and come in
 runs of the same length, each in a window drawn at random.
 

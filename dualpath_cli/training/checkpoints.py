@@ -120,9 +120,9 @@ class Checkpoints(Callback):
         self.saved_step = trainer.global_step
 
     def _publish(self, partial: Path, final: Path, files: Files) -> None:
-        """Gives a checkpoint its name; drops those of a left part, and the oldest."""
-        # First those left by going back: beside the new one they would pass for the
-        # run's own.
+        """Gives a checkpoint its name; drops abandoned later ones, and the oldest."""
+        # If the run went back, later checkpoints go first: beside the new one they
+        # would look like its successors.
         left = [step for step in self._found() if step > self.saved_step]
         self._drop(left)
         publish(partial, final, files)
@@ -134,8 +134,7 @@ class Checkpoints(Callback):
         self._drop(step for step in oldest if not every or step % every)
 
     def _found(self) -> dict[int, Path]:
-        # By their names here: of a link to a checkpoint elsewhere only the link is
-        # dropped.
+        # By name: if a checkpoint is a link to another place, only the link is dropped.
         found = {}
         for path in self.folder.glob("step-*"):
             if STEP.fullmatch(path.name):

@@ -121,8 +121,8 @@ def check_training_data(settings: Settings) -> tuple[Manifest, Tokenizer]:
     start = model.document_start
     if start is not None and start != manifest.eot_id:
         raise UserError(
-            f"model.document_start={start} does not begin documents in data.path "
-            f"'{folder}'; its end-of-text token is {manifest.eot_id}"
+            f"model.document_start={start} is not the end-of-text token of data.path "
+            f"'{folder}', which is {manifest.eot_id}"
         )
     return manifest, tokenizer
 

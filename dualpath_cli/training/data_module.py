@@ -166,7 +166,7 @@ class DualPathDataModule(LightningDataModule):
 
 
 def leave_signals_to_the_run(worker: int) -> None:
-    """Has a loader process outlive a signal that is sent to all processes of the run.
+    """Keeps a loader process alive when a signal goes to all processes of the run.
 
     The run finishes its step and saves. A SIGTERM of the run itself, which PyTorch may
     send at the end, still ends the loader.

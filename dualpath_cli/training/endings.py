@@ -92,7 +92,7 @@ def _out_of_memory(
     size = session.datamodule.micro_batch
 
     began_at = launch.step or 0
-    # The trainer of a validation alone counts no steps.
+    # A trainer that only validates counts no steps.
     made = max(trainer.global_step, began_at)
     place = f"the validation of step {made}" if in_validation else f"step {made + 1}"
 

@@ -1,10 +1,10 @@
 """A warning of matrices whose gradients are below AdamW's epsilon.
 
-AdamW moves a weight by ``m / (sqrt(v) + eps)`` of its learning rate, with the means m
-of its gradient and v of the square. Gradients of one size g so give g / (g + eps): 1
-for any usual g, a half at eps, a thousandth at a thousandth of eps. The loss of such a
-run looks like any other. Muon has no such epsilon. `guard` finds gradients of exactly
-zero, which end the run.
+AdamW moves a weight by its learning rate times ``m / (sqrt(v) + eps)``, where m and v
+are running means of the gradient and of its square. A constant gradient g thus gives
+g / (g + eps): about 1 for any usual g, a half if g = eps, a thousandth if g is a
+thousandth of eps. The loss of such a run looks like any other. Muon has no epsilon of
+this kind. `guard` finds gradients of exactly zero, which end the run.
 """
 
 from collections.abc import Callable, Iterator

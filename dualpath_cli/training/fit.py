@@ -195,7 +195,7 @@ def _conclude(session: Session[TrainingLaunch]) -> None:
     folder = session.launch.folder
     session.show_validation()
 
-    # The trainer of a validation alone counts no steps.
+    # A trainer that only validates counts no steps.
     step = max(trainer.global_step, session.launch.step or 0)
     if step < session.launch.settings.run.steps:
         why = "a callback"

@@ -176,8 +176,8 @@ def _own_run(
             f"--ckpt-path '{start}' is not a checkpoint of {folder}; to start from its "
             f"weights, give --run.init_from '{start}'"
         )
-    # Once: the same words, repeated after an interruption, continue from the newest
-    # step.
+    # --ckpt-path goes back only once: the same command, repeated after an interruption,
+    # continues from the newest step.
     if taken_back == older.step:
         return own, taken_back
     return older, older.step

@@ -1,9 +1,9 @@
 """The ranks of a run meet, and all end with a message if one dies.
 
 Ranks on one machine are children of the first rank, unless SLURM or torchrun starts and
-watches them. Lightning checks children every five seconds, and if one is dead kills the
-first rank too, without a message or within one. In PyTorch ranks wait for each other
-where no signal reaches them. This file replaces both.
+watches them. Lightning checks children every five seconds. If one is dead, Lightning
+kills the first rank too, without a message or in the middle of one. PyTorch lets ranks
+wait for each other where no signal reaches them. This file replaces both.
 """
 
 import os

@@ -65,7 +65,7 @@ class StepState(LightningModule):
         self.untrained: dict[str, torch.Tensor] = {}
         """Matrices that had no gradient up to now."""
         self.graph: MicroBatchGraph | None = None
-        """Of the micro-batches, where they run as one."""
+        """The CUDA graph of a micro-batch, if micro-batches run as graphs."""
         # Kept, as finding them takes 0.4 ms of a step.
         self.trained: list[nn.Parameter] = []
         """All parameters."""

@@ -356,7 +356,7 @@ class RoutingLog(Callback):
     """
 
     def __init__(self, run_folder: Path, every: int, model: ModelConfig) -> None:
-        """Writes them every so many steps; 0: never."""
+        """Writes rows every `every` optimizer steps; 0: never."""
         self.every = every
         repetitions = range(1, model.core_loops + 1)
         steps = range(1, model.most_loops + 1)

@@ -131,12 +131,12 @@ def test_an_injection_that_is_learned_starts_as_none():
         (
             {"core": [0, 1], "core_combination": "router"},
             Intervention(core_loops=2),
-            "the core was trained once, so it has no router",
+            "the core was trained with R = 1, so it has no router",
         ),
         (
             {"core": [0, 1], "injection": "linear"},
             Intervention(core_loops=2),
-            "the core was trained once, so it has no injection",
+            "the core was trained with R = 1, so it has no injection",
         ),
         (
             CORES["one wide layer"],

@@ -94,7 +94,7 @@ HALTING = Intervention(halting=0.1)
         (
             EXPERTS,
             Intervention(experts=5),
-            "a layer has 4 experts: take these or fewer, not 5",
+            "a layer has only 4 experts: force 4 or fewer, not 5",
         ),
         (
             EXPERTS | {"n_experts": [4, 0]},

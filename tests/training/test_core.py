@@ -180,7 +180,7 @@ def test_own_sublayers_of_steps_move_when_the_schedule_reaches_them(fit):
         (
             CORE | {"core_loops": 1},
             {"train_loops": [1, 2]},
-            "run.train_loops has 2: the core was trained once",
+            "run.train_loops has 2: the core was trained with R = 1",
         ),
         (
             CORE,

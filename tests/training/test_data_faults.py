@@ -109,7 +109,7 @@ FAULTS: dict[str, tuple[Damage, str]] = {
     "no tokenizer": (remove(TOKENIZER), r"tokenizer\.json is missing"),
     "a cut tokenizer": (
         cut(TOKENIZER),
-        r"tokenizer\.json cannot be read \(no JSON: .*; copy th",
+        r"tokenizer\.json cannot be read \(not JSON: .*; copy th",
     ),
 }
 

@@ -153,7 +153,7 @@ def test_validation_sets_may_lie_on_s3(
     assert tables(runs[0]) == tables(runs[1])
     shutil.rmtree(storage.cache_folder())  # scored on another machine
     words = ("validate", "--ckpt_path", runs[0])
-    assert "are not followed unless given" in said(*words)
+    assert "is read only if you give it" in said(*words)
     given = [
         word for name, path in distant.items() for word in (f"--data.val.{name}", path)
     ]

@@ -47,8 +47,8 @@ JOINED = SIZES | LOOPS | TOKENS
 
 LEAST_SPAN = 8  # of training FLOPs
 LEAST_VALUES = 3  # different numbers of parameters, and of tokens
-ALIKE = 1.02  # numbers nearer to each other are one
-LEAST_SPREAD = 0.05  # of log D beside a line over log N
+ALIKE = 1.02  # numbers within this factor count as the same
+LEAST_SPREAD = 0.05  # standard deviation of log D around its line over log N
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,7 +137,7 @@ def _is_looped(c: Configuration) -> bool:
 
 
 def _is_without_loops_of(c: Configuration, looped: Configuration) -> bool:
-    """Whether a model is the looped one with layers and steps applied once."""
+    """Whether a model differs from `looped` only in that everything is applied once."""
     unlooped = "dual" if looped.family == "dual" else "wide"
     if c.family != unlooped or c.share != looped.share:
         return False
@@ -240,16 +240,16 @@ def unidentified(family: ScalingFamily) -> str:
         different = _different(numbers_C)
         if different < LEAST_VALUES:
             return (
-                f"it has {amount('numbers', different)} of {what}, which cannot tell "
-                f"{values} apart; train it at {LEAST_VALUES}"
+                f"it has {amount('numbers', different)} of {what}, too few to fit "
+                f"{values}; train it at {LEAST_VALUES}"
             )
 
     line = np.polyfit(np.log(sizes_C), np.log(tokens_C), 1)
     beside_C = np.log(tokens_C) - np.polyval(line, np.log(sizes_C))
     if beside_C.std() < LEAST_SPREAD:
         return (
-            "its tokens follow from its parameters, so what each is worth cannot be "
-            "told apart; train one size on several numbers of tokens"
+            "its tokens follow from its parameters, so their effects cannot be "
+            "separated; train one size on several numbers of tokens"
         )
     return ""
 

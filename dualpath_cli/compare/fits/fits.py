@@ -37,7 +37,7 @@ RESAMPLES = 1000
 SEED = 0
 ENDS = (0.025, 0.975)
 SINGULAR = 1e-10  # of an information matrix with a unit diagonal
-LARGEST = 2.0  # a budget times this reaches the largest: it is left out with it
+LARGEST = 2.0  # a rollout leaves out budgets of at least the largest divided by this
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,8 @@ class ScalingFit:
     family: ScalingFamily
     values: Floats  # (V,)
     resampled: Floats  # (R, V), without rows if a configuration has one seed
-    off: float  # root mean square of log L beside the law
-    rollout: Rollout | str  # why there is none
+    off: float  # root mean square of log(predicted / measured)
+    rollout: Rollout | str  # text: why there is none
     next_run: NextRun | None  # None without loops that vary
 
     def interval(self, name: str) -> tuple[float, float]:
@@ -170,8 +170,8 @@ def _rollout(family: ScalingFamily) -> Rollout | str:
         return f"without the largest budgets {reason}"
     if kept.fitted != family.fitted:
         return (
-            "without the largest budgets the times that parameters are applied do not "
-            "vary, so phi cannot be told"
+            "without the largest budgets the number of loops does not vary, so phi "
+            "cannot be fitted"
         )
 
     values_V = fit_law(kept.cells, kept.losses)
@@ -189,10 +189,10 @@ def _rollout(family: ScalingFamily) -> Rollout | str:
 
 
 def _next_run(family: ScalingFamily, values_V: Floats) -> NextRun | None:
-    """The best of all models of the family on all of its numbers of tokens, of at most
-    the largest budget; None if phi is not fitted, or the law is singular.
+    """The model of the family, and one of its numbers of tokens, that narrow phi most,
+    within the largest budget; None if phi is not fitted, or cannot be determined.
 
-    To first order, for noise of log L that is alike in all cells.
+    To first order, with equal noise of log L in all cells.
     """
     if not family.cells.varies_times:
         return None

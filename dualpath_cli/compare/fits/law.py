@@ -7,12 +7,13 @@ N_1 = N_once and one other N_r = N_loop this is the law of arXiv:2604.21106; wit
 parameters applied once it is Hoffmann et al.'s (arXiv:2203.15556), and phi has no
 effect.
 
-The loss of a fit is their Huber loss of 1e-3 on log L, weighted by seeds. For given
-exponents (a, b, phi) the coefficients (E, A, B) are nearly linear, and are projected
-out (arXiv:2603.22339): Gauss-Newton steps of non-negative least squares, whose weights
-make the squares a Huber loss. All exponents of a grid are tried so; from the best of
-them Gauss-Newton steps go on in exponents and coefficients together, which is the
-projected problem's step to first order (Kaufman 1975). There are no random starts.
+A fit minimises the Huber loss (delta 1e-3) of log L, weighted by the number of seeds.
+At fixed exponents (a, b, phi) the coefficients (E, A, B) are nearly linear, and are
+projected out (arXiv:2603.22339) by Gauss-Newton steps of non-negative least squares,
+whose weights turn the squares into a Huber loss. This is done at each point of a grid
+of exponents. From the best points, Gauss-Newton steps in exponents and coefficients
+together follow, to first order the steps of the projected problem (Kaufman 1975). There
+are no random starts.
 
 Shapes: G fits at once, C cells, T numbers of applications, K = 3 coefficients, P = 3
 exponents, V = 6 values of both.
@@ -160,7 +161,7 @@ def descend(
         values_GV[taken_G] = next_GV[fallen_G]
         loss_G[taken_G] = next_G[fallen_G]
 
-        # A refused step may have been too long; not so a much damped one.
+        # A rejected step may only have been too long, unless damping made it tiny.
         stands_G = np.where(fallen_G, gain_G < STANDSTILL, damping_G[left_G] > 1e8)
         left_G = left_G[~stands_G & (loss_G[left_G] > 0)]
     return values_GV

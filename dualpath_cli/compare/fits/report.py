@@ -192,9 +192,10 @@ def _table_of_runs(fits: Sequence[ScalingFit]) -> Table:
     ]
     rows = [_row_of_runs(fit) for fit in fits]
     caption = (
-        "times: that parameters are applied; off: root mean square of measured minus "
-        "fitted, relative; rollout: the law of runs below half of the largest "
-        "FLOPs, predicted minus measured bits per byte of the others, mean and largest"
+        "times: the most that a pass applies a parameter; off: root mean square of the "
+        "log of fitted / measured; rollout: a law fitted to runs below half of the "
+        "largest FLOPs, its predicted minus measured bits per byte on the others, mean "
+        "and largest (without sign)"
     )
     return Table(columns, rows, "scaling laws: what they rest on", caption)
 

@@ -157,8 +157,8 @@ def _notes_on_controls(grid: Grid, backbones: Sequence[ModelConfig]) -> list[str
         notes.append("no loop or expanded cell at K = 1: that is PureWide")
     if len(grid.alphas) > 1 and not all(backbone.deep_ffn for backbone in backbones):
         notes.append(
-            "without a feed-forward in steps alpha is not free: only "
-            f"a{grid.alphas[0]:g} there"
+            "alpha has no effect if steps have no feed-forward: only the cells "
+            f"a{grid.alphas[0]:g} are planned for such models"
         )
     if "core" in grid.controls and 1 in grid.loops:
         notes.append("no core cell at R = 1: that is PureWide")

@@ -51,14 +51,14 @@ class Sweep:
     alphas: str = "25,50,75"
     """Percent of a dual block's FLOPs in its deep path; none trains only controls."""
     loops: str = "2,4"
-    """Numbers K of loops, of dual and loop blocks alike; also R of the control core."""
+    """Numbers of loops: K of dual and loop blocks, and R of the control core."""
     controls: str = "wide,loop"
     """Controls beside the dual models, or none: wide is PureWide, loop PureLoop, core
     PureWide whose middle half is applied R times, at equal FLOPs and at equal
     parameters, expanded PureWide of K times the layers."""
     positions: bool = False
-    """Where does a loop pay? Give one layer at a time a deep path, at each place in
-    turn; all other layers are PureWide of equal FLOPs."""
+    """Give a deep path to one layer at a time, each layer in turn, to find where a loop
+    pays; all other layers are PureWide of equal FLOPs."""
     match: FlopMatch = "linear"
     """FLOPs that meet the budget: linear ones, or total ones with attention scores (the
     budget then grows by the passes of a dual block with the most loops)."""
@@ -79,8 +79,8 @@ class Sweep:
     """Write a SLURM array, OUT/jobs.sbatch, of --jobs tasks at a time, and run
     nothing."""
     tflops: float | None = None
-    """TFLOP/s that a run sustains, for the hours of the plan; by default they follow
-    from the first run of each family, once it has begun."""
+    """TFLOP/s that a run sustains, from which the plan computes hours; by default the
+    speed of the first run of each family, once it has begun."""
     yes: bool = False
     """Start the runs after the plan."""
     given: tuple[str, ...] = ()

@@ -19,7 +19,7 @@ FAMILIES: dict[str, Literal["none", "before_rope"]]
 FAMILIES = {"llama": "none", "mistral": "none", "qwen3": "before_rope"}
 """The model types of transformers whose layers fit, and where they norm queries and
 keys."""
-FITS = "no block has that; Llama, Mistral and Qwen3 without it fit"
+FITS = "no block supports that; plain Llama, Mistral and Qwen3 models work"
 DTYPES = {"F64", "F32", "F16", "BF16"}
 """Types that hold weights themselves; those of others are the weights only beside their
 scales."""

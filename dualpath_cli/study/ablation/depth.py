@@ -44,10 +44,10 @@ from dualpath_cli.training.parallel import whole_weight
 SEED = 0
 """Seed of the division of documents."""
 MOST_TOKENS = 2**13
-"""Tokens that read-outs are fitted on at most: half of a source that has fewer than
-twice as many."""
+"""Documents to fit read-outs on are drawn until they have this many tokens, or half of
+the source's tokens if that is less."""
 LEAST_UNITS = 2
-"""Documents or windows of a source."""
+"""The fewest documents, or windows, that a source needs to be divided."""
 
 
 @dataclass(frozen=True)

@@ -34,8 +34,8 @@ from dualpath_cli.study.ablation.scores import (
 from dualpath_cli.study.bench import Pass
 
 LEAST_LOSS = 1e-4
-"""Nats per token, below the interval of what fewer steps cost where a share of it is
-given."""
+"""The share `repaired` is given only if the 95 % interval of the cost of fewer steps
+lies above this, in nats per token."""
 NATS = {AS_TRAINED: "nats"} | {name: f"nats_{name}" for name in read_outs.READ_OUTS}
 """The name of the losses of a pass, by read-out."""
 

@@ -64,8 +64,8 @@ FORCED_CORE_LOOPS = Forced("core_loops", "R", "forced repetitions of the core")
 def _forced(
     results: Sequence[Result], number: Forced, trained: int | None
 ) -> Figure | None:
-    """Difference to the learned router by a forced number alone: a line a source, the
-    trained number marked."""
+    """Difference to the learned router over a forced number, without other overrides: a
+    line for each source, the trained number marked."""
 
     def count_of(result: Result) -> int:
         return getattr(result.intervention, number.field) or 0

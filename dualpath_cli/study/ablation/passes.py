@@ -141,7 +141,7 @@ class AblationPass(RowPass):
         return {"nats": nll_BT.double()}
 
     def schedule(self, batch: ScoredBatch) -> Schedule | None:
-        """The steps of each token, where the intervention leaves them open."""
+        """The schedule of a blind exit; None for all other interventions."""
         return None
 
     def end(self) -> Arrays:

@@ -2,7 +2,7 @@
 
 A model that was trained to read out K steps reads out fewer badly in two ways: the
 state lacks what later steps add, and norm and head were never trained on it. A fitted
-read-out mends the second alone. Of the head's input z,
+read-out repairs only the second. Of the head's input z,
 
     temperature    z / tau        logits divided by tau
     affine         z + M z + b    a map before the head, as of a tuned lens
@@ -11,9 +11,9 @@ read-out mends the second alone. Of the head's input z,
 Both begin as the identity. L-BFGS with a strong Wolfe line search minimises the mean
 nats per token plus c / 2 times the squared distance of the numbers from the identity, a
 convex problem, so that no read-out is worse than the identity on its own text. With
-c = 1 / N for the temperature and D / N for the map, this is the likeliest read-out
-under normal numbers around the identity, by which its change of z is about as large as
-z. So c is chosen by no text, and is the same for all rows of a source.
+c = 1 / N for the temperature and D / N for the map, this is the most probable read-out
+under a normal prior around the identity, whose changes of z are about as large as z. So
+c is not tuned on any text, and is the same for all rows of a source.
 
 Shapes: N tokens, D model width, V vocabulary.
 """
@@ -32,7 +32,7 @@ from dualpath_cli.study.bench import Arrays
 MOST_STEPS = 100
 """Steps of L-BFGS."""
 TOLERANCE = 1e-5
-"""Nats per token that the last step gains at most."""
+"""L-BFGS stops when a step gains less than this, in nats per token."""
 FACTS: dict[str, Any] = {
     "optimizer": "L-BFGS, strong Wolfe, from the identity",
     "penalty": "1 / tokens of a temperature, d_model / tokens of an affine map",
@@ -79,7 +79,7 @@ class ReadOutFit:
     on."""
 
     steps: int  # of L-BFGS
-    converged: bool  # whether the last of them gained at most `TOLERANCE`
+    converged: bool  # whether L-BFGS stopped before `MOST_STEPS`
     loss_before: float
     loss: float
 

@@ -29,10 +29,10 @@ ONLY_DEPTH = ("read_out", "repaired", "over_exit")
 
 @dataclass(frozen=True)
 class Result:
-    """One intervention on one source; losses in nats per token. Without loops these are
-    nan.
+    """One intervention on one source; losses in nats per token. `expected_loops` and
+    `loops_run` are nan without deep paths.
 
-    The last fields are of the suite `depth`, and nan in others.
+    The fields from `read_out` on are of the suite `depth`, at their defaults in others.
     """
 
     suite: str

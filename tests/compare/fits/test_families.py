@@ -98,8 +98,8 @@ def test_another_setting_makes_another_family_which_names_the_setting(tmp_path):
     ("chosen", "reason"),
     [
         (lambda n, d: n <= 1, "it has 3 configurations, and a fit of 5 values needs 6"),
-        (lambda n, d: n < 4, "it has 2 numbers of parameters, which cannot tell E, A"),
-        (lambda n, d: d < 60, "it has 2 numbers of training tokens, which cannot tell"),
+        (lambda n, d: n < 4, "it has 2 numbers of parameters, too few to fit E, A"),
+        (lambda n, d: d < 60, "it has 2 numbers of training tokens, too few to fit"),
         (lambda n, d: True, ""),
     ],
 )

@@ -137,4 +137,4 @@ def test_no_rollout_where_only_the_largest_budgets_tell_phi(core):
     assert "phi" in kept.fitted
     found = fit_family(kept)
     assert isinstance(found, ScalingFit)
-    assert "so phi cannot be told" in str(found.rollout)
+    assert "so phi cannot be fitted" in str(found.rollout)
