@@ -11,7 +11,9 @@ from pathlib import Path
 from types import FrameType
 
 _PARENT = "DUALPATH_PARENT"  # names the process that a child must not outlive
-_PR_SET_PDEATHSIG = 1  # of Linux's prctl: the signal that a parent's death sends
+# Of Linux's prctl: sets and gets the signal that a parent's death sends.
+_PR_SET_PDEATHSIG = 1
+_PR_GET_PDEATHSIG = 2
 
 
 def cores() -> int:
@@ -130,3 +132,16 @@ def end_with_parent() -> None:
     # Where the parent ended before the call, another process has taken its place.
     if os.getppid() != int(parent):
         raise Terminated
+
+
+def change_end_with_parent(signum: int) -> None:
+    """Replaces the signal that this process gets when its parent ends, if it gets
+    one."""
+    if sys.platform != "linux":
+        return
+
+    prctl = ctypes.CDLL(None).prctl
+    found = ctypes.c_int()
+    prctl(_PR_GET_PDEATHSIG, ctypes.byref(found))
+    if found.value:
+        prctl(_PR_SET_PDEATHSIG, signum)

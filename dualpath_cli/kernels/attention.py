@@ -4,6 +4,7 @@ Shapes: B batch, T positions, S positions including cached ones, H heads, N head
 """
 
 from contextlib import nullcontext
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -113,12 +114,20 @@ def _attend_by_blocks(
 
 
 def kernel_on_gpu(
-    heads: int, head_dim: int, length: int, dtype: torch.dtype, device: torch.device
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    length: int,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> tuple[str, str]:
     """PyTorch's kernel for training on a CUDA device, and advice on a faster kernel."""
-    shape = (1, heads, length, head_dim)
-    x_BHTN = torch.empty(shape, dtype=dtype, device=device, requires_grad=True)
-    choice = torch._fused_sdp_choice(x_BHTN, x_BHTN, x_BHTN, is_causal=True)
+    empty = partial(torch.empty, dtype=dtype, device=device, requires_grad=True)
+    q_BHTN = empty(1, heads, length, head_dim)
+    k_BHTN = empty(1, kv_heads, length, head_dim)
+    choice = torch._fused_sdp_choice(
+        q_BHTN, k_BHTN, k_BHTN, is_causal=True, enable_gqa=heads != kv_heads
+    )
     backend = SDPBackend(choice).name
     kernel = KERNELS.get(backend, backend)
 

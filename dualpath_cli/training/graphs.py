@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 from lightning.pytorch import Trainer
+from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch import nn
 
 from dualpath_cli.flops.count import training_flops_of
@@ -45,9 +46,13 @@ def why_launched(settings: Settings, trainer: Trainer, micro_batch: int) -> str:
     model = settings.model
     run = settings.run
     loops_differ = bool(run.train_loops or run.loop_schedule)
+    # The hooks by which fsdp and ddp reduce gradients, also on one device, are not
+    # recorded.
+    has_hooks = not isinstance(trainer.strategy, SingleDeviceStrategy)
     reasons = {
         "no CUDA GPU": trainer.strategy.root_device.type != "cuda",
         "several devices": trainer.world_size > 1,
+        f"trainer.strategy {settings.trainer.strategy}": has_hooks,
         f"trainer.precision {trainer.precision}": trainer.precision not in PRECISIONS,
         "trainer.detect_anomaly": settings.trainer.detect_anomaly,
         "loops that differ from step to step": loops_differ,

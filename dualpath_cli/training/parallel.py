@@ -104,6 +104,9 @@ def build_model(
             block.compile(options=BY_RULE)
         model.loss.compile(options=BY_RULE)
         allow_graphs(len(set(config.layers)))
+        # Else PyTorch splits a block's graph into buckets of DDP, which already reduces
+        # the gradients of one block during the backward pass of the next.
+        torch._dynamo.config.optimize_ddp = False
 
     # Weights are kept and gathered in float32, and autocast casts them: a unit's
     # `param_dtype` would also round norms, gains and router, which the model keeps in
@@ -306,6 +309,11 @@ class FullyShardedStrategy(ModelParallelStrategy):
             (devices // self.shards, self.shards),
             mesh_dim_names=("replicate", "shard"),
         )
+        # Else new groups have PyTorch's timeout: 10 minutes on GPUs. The public
+        # `set_timeout` is newer than the lowest PyTorch allowed.
+        for group in mesh.get_all_groups():
+            backend = group._get_backend(self.root_device)
+            backend._set_default_timeout(self._timeout)
         internals.replace_mesh(self, mesh)
 
     @property

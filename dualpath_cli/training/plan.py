@@ -111,6 +111,7 @@ def _gpu(session: Session[TrainingLaunch], why_launched: str) -> PlanPart:
     is_bf16 = str(session.trainer.precision).startswith("bf16")
     kernel, advice = kernel_on_gpu(
         model.n_heads,
+        model.n_kv_heads,
         model.head_dim,
         model.max_seq_len,
         torch.bfloat16 if is_bf16 else torch.float32,

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 
-from dualpath_cli.base.processes import STOPPING
+from dualpath_cli.base.processes import STOPPING, change_end_with_parent
 from dualpath_cli.training import internals
 from dualpath_cli.training.checkpoints import Checkpoints
 
@@ -57,6 +57,8 @@ class Stopping(Callback):
 
         # of this machine's other ranks, if this process started them
         self._launcher: Any = None
+        # whether this process is one of them
+        self._follows = False
         # all ranks, on the CPU; None for a single one
         self._group: Any = None
         self._pending: tuple[Any, torch.Tensor] | None = None
@@ -65,6 +67,7 @@ class Stopping(Callback):
         """Replaces Lightning's handlers, at the time when Lightning would set them."""
         internals.replace_signal_handlers(trainer, self._set_handlers)
         self._launcher = trainer.strategy.launcher
+        self._follows = trainer.local_rank > 0
         if trainer.world_size > 1:
             # On the CPU, so as not to wait for a GPU.
             self._group = dist.new_group(backend="gloo", timeout=self._timeout)
@@ -75,6 +78,8 @@ class Stopping(Callback):
         for signum, handler in self._replaced.items():
             signal.signal(signum, handler)
         self._replaced = {}
+        if self._follows:
+            change_end_with_parent(signal.SIGTERM)
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
@@ -107,6 +112,10 @@ class Stopping(Callback):
             if signum == signal.SIGHUP and signal.getsignal(signum) is signal.SIG_IGN:
                 continue
             self._replaced[signum] = signal.signal(signum, self._on_signal)
+
+        # A rank that waits for a dead first rank on a GPU runs no handler.
+        if self._follows:
+            change_end_with_parent(signal.SIGKILL)
 
     def _on_signal(self, signum: int, frame: Any) -> None:
         now = time.monotonic()

@@ -16,6 +16,7 @@ from typing import Any, Literal
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -170,6 +171,14 @@ def sequences(count: int, seed: int) -> torch.Tensor:
     return (first + step * torch.arange(LENGTH + 1)) % VOCABULARY
 
 
+def timeouts_of(mesh: DeviceMesh) -> list[float]:
+    """Minutes that the groups of a mesh wait."""
+    backends = [
+        group._get_backend(torch.device("cpu")) for group in mesh.get_all_groups()
+    ]
+    return [backend.options._timeout.total_seconds() / 60 for backend in backends]
+
+
 class Stream:
     """A rank's parts of all global batches."""
 
@@ -238,6 +247,7 @@ def train(case: Case, ranks: int, folder: Path) -> None:
             "sent": [[*key, calls] for key, calls in meter.sent.items()],
             "held": meter.held,
             "mesh": None if mesh is None else sharding_mesh(mesh).mesh.tolist(),
+            "timeouts": [] if mesh is None else timeouts_of(mesh),
             "validation": module.val_results,
             "dtypes": sorted(dtypes),
         }

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from dualpath_cli.run.tables import read_table
 from dualpath_cli.training import checkpoints, curve, stopping
 from dualpath_cli.training.module import DualPathModule
 from tests.cli.processes import exit_codes, run_on_ranks, run_on_two_ranks, start
+from tests.data_prep.web import wait_for
 from tests.training.test_distributed import rank_1_of
 from tests.training.tiny_run import SEQ_LEN, Fit, rows, tables, weights
 
@@ -375,20 +377,41 @@ def test_a_rank_that_dies_ends_the_others_with_a_word(die, strategy, two, tmp_pa
     assert "Traceback" not in said
 
 
-@rare
-def test_a_child_that_dies_is_named_by_the_first_rank(whole, two, tmp_path):
+def train_for_long(two: list[str], checkpoint: Path) -> subprocess.Popen[str]:
+    """The first of two ranks, once there is a checkpoint."""
     words = [*two, "ddp", "--trainer.devices", "2"]
     words += ["--run.max_tokens", str(10**7), "--data.max_epochs", "1e9"]
-    # it dies as one is due, mostly
     words += ["--run.save_every", "1", "--run.keep", "1"]
     first = subprocess.Popen(
         [sys.executable, "-m", "dualpath_cli", *words],
         stderr=subprocess.PIPE,
         text=True,
     )
-    while not (whole.with_name("stopped") / "checkpoints" / "last").exists():
+    while not checkpoint.exists():
         assert first.poll() is None
         time.sleep(0.1)
+    return first
+
+
+@rare
+def test_a_child_that_runs_no_handler_ends_with_the_first_rank(whole, two):
+    """It is stopped, as one that waits on a GPU; SIGTERM would not reach it."""
+    first = train_for_long(two, whole.with_name("stopped") / "checkpoints" / "last")
+    child = rank_1_of(first.pid)
+    os.kill(child, signal.SIGSTOP)
+    first.kill()
+    first.wait()
+    try:
+        wait_for(lambda: not Path(f"/proc/{child}").exists())
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(child, KILL)
+
+
+@rare
+def test_a_child_that_dies_is_named_by_the_first_rank(whole, two):
+    # it dies as a checkpoint is due, mostly
+    first = train_for_long(two, whole.with_name("stopped") / "checkpoints" / "last")
     os.kill(rank_1_of(first.pid), KILL)
     _, said = first.communicate(timeout=300)
     assert first.returncode == 1, said

@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch.strategies import Strategy
+from lightning.fabric.plugins.environments import LightningEnvironment
+from lightning.pytorch.strategies import SingleDeviceStrategy, Strategy
 
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.flops.plan import Cluster, plan
@@ -33,7 +34,7 @@ from tests.training.strategy_cases import SEQUENCES, STEPS, Case, train_all
 from tests.training.test_guard import scaled_gradient
 from tests.training.tiny_run import back_to_step, rows, saved, tables, tiny_recipe
 
-PAIRS = RunSettings(shard_size=2)
+PAIRS = RunSettings(shard_size=2, rank_timeout=7.0)  # minutes
 ROUNDED = RunSettings(shard_size=2, reduce_dtype="bfloat16")
 
 SOME = 5  # steps of what does not give one process's losses to 1e-5
@@ -276,6 +277,17 @@ def test_hsdp_shards_within_neighbours_and_replicates_across(folder):
     assert result(folder, "fsdp on four, accumulated")["mesh"] == [0, 1, 2, 3]
 
 
+@rare
+def test_all_groups_wait_as_long_as_the_run_says(folder):
+    assert result(folder, "hsdp")["timeouts"] == [PAIRS.rank_timeout] * 2
+
+
+def test_pytorch_splits_no_compiled_block_into_buckets_of_ddp():
+    with torch._dynamo.config.patch(optimize_ddp=True):
+        parallel.build_model(Case("ddp").config, compile_blocks=True)
+        assert torch._dynamo.config.optimize_ddp is False
+
+
 def strategy_of(nodes: int, devices: int, **settings: Any) -> FullyShardedStrategy:
     strategy: Strategy | str = build_strategy("hsdp", RunSettings(**settings))
     assert isinstance(strategy, FullyShardedStrategy)
@@ -381,14 +393,31 @@ def test_a_run_of_replayed_steps_is_that_of_launched_ones(
 def test_the_line_says_why_steps_are_launched(changes, reason, texts, tmp_path):
     recipe = merge(tiny_recipe(texts, tmp_path), changes)
     settings = build(Settings, recipe)
-    strategy = SimpleNamespace(root_device=torch.device("cuda"))
     trainer: Any = SimpleNamespace(
-        strategy=strategy, world_size=1, precision="bf16-mixed"
+        strategy=SingleDeviceStrategy(torch.device("cuda")),
+        world_size=1,
+        precision="bf16-mixed",
     )
     said = graphs.why_launched(settings, trainer, micro_batch=4096)
     assert said.endswith(reason) if reason else not said
     trainer.world_size = 2
     assert graphs.why_launched(settings, trainer, micro_batch=4096) == "several devices"
+
+
+@pytest.mark.parametrize("name", ["fsdp", "ddp"])
+def test_no_graph_is_recorded_of_a_strategy_with_hooks_on_one_gpu(
+    name, texts, tmp_path
+):
+    recipe = tiny_recipe(texts, tmp_path)
+    settings = build(Settings, merge(recipe, {"trainer": {"strategy": name}}))
+    strategy = build_strategy(name, settings.run)
+    strategy.parallel_devices = [torch.device("cuda")]
+    strategy.cluster_environment = LightningEnvironment()
+    trainer: Any = SimpleNamespace(
+        strategy=strategy, world_size=1, precision="bf16-mixed"
+    )
+    said = graphs.why_launched(settings, trainer, micro_batch=1)
+    assert said == f"trainer.strategy {name}"
 
 
 @pytest.mark.parametrize(
@@ -401,6 +430,6 @@ def test_an_old_cudnn_is_named_where_a_newer_one_is_faster(
     monkeypatch.setattr(torch.backends.cudnn, "version", lambda: version)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (major, 0))
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    kernel, advice = kernel_on_gpu(2, 64, 128, torch.bfloat16, torch.device("cpu"))
+    kernel, advice = kernel_on_gpu(4, 2, 64, 128, torch.bfloat16, torch.device("cpu"))
     assert kernel == "FlashAttention 2"
     assert ("cuDNN 9.14 is older" in advice) == advised
