@@ -24,7 +24,7 @@ from dualpath_cli.data.manifest import (
 from dualpath_cli.data.storage import is_remote, sha256_of
 from dualpath_cli.data.tokenizer import Tokenizer
 from dualpath_cli.data.verification import Verify, verify_chunks
-from dualpath_cli.report.console import plain_console
+from dualpath_cli.report.console import plain_console, print_line
 from dualpath_cli.report.table import Column, Table, show
 
 SHOWN = 400  # characters shown of a document
@@ -77,7 +77,7 @@ def inspect(options: Inspect) -> str:
     if contradiction:
         raise UserError(f"{folder}/{MANIFEST}: {contradiction}; {MOVE_AWAY}")
 
-    console = plain_console(highlight=False)
+    console = plain_console()
     report(manifest, np.diff(chunks.borders), console)
     _show_samples(chunks, tokenizer, options, console)
     if options.duplicates:
@@ -212,16 +212,14 @@ def report(
         ),
     }
     for name, value in facts.items():
-        console.print(f"{name:<15}{value}", soft_wrap=True)
+        print_line(console, f"{name:<15}{value}")
 
     console.print()
     show(console, _table_of_sources(manifest), box=False)
 
     for source in manifest.sources:
         for fault in source.faults:
-            console.print(
-                f"fault of {source.name}: {fault}", markup=False, soft_wrap=True
-            )
+            print_line(console, f"fault of {source.name}: {fault}")
 
 
 def _table_of_sources(manifest: Manifest) -> Table:

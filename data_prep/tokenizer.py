@@ -109,7 +109,7 @@ def _show_compression(tokenizer: Tokenizer, sources: Sequence[Source]) -> None:
     distinct = dict.fromkeys(sources)
     rows = [_measured(source, tokenizer) for source in distinct]
     caption = "Bytes a token: of the texts trained on, end-of-text included."
-    show(plain_console(highlight=False), Table(columns, rows, caption=caption))
+    show(plain_console(), Table(columns, rows, caption=caption))
 
 
 def _cut_long_words(text: str, counts: Counter[str]) -> Iterator[str]:

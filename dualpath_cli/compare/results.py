@@ -26,7 +26,7 @@ from dualpath_cli.compare.tables import (
     tables_of_tests,
 )
 from dualpath_cli.report import page
-from dualpath_cli.report.console import plain_console
+from dualpath_cli.report.console import plain_console, print_line
 from dualpath_cli.report.figures import save
 from dualpath_cli.report.table import Table, format_csv, markdown, show
 
@@ -88,7 +88,7 @@ def print_comparison(comparison: Comparison) -> None:
     aggregates."""
     console = plain_console()
     for line in comparison.notes:
-        console.print(line, highlight=False, soft_wrap=True)
+        print_line(console, line)
 
     for group in comparison.groups:
         of_aggregate = [

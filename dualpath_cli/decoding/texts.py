@@ -214,7 +214,7 @@ def _print_texts(
             elif text.end is not None:
                 title = f"prompt {text.number}, sample {text.sample}: "
                 title += f"{text.new_tokens:,} tokens, {text.end}"
-                console.print(title, style="bold", highlight=False, soft_wrap=True)
+                console.print(title, style="bold", soft_wrap=True)
                 _show(console, text.prompt, dim=True)
                 _show(console, f"{text.text}\n")
     except KeyboardInterrupt as interrupt:
@@ -277,6 +277,6 @@ def _show(console: Console, text: str, dim: bool = False) -> None:
     """Prints a part of a text without a new line; a file gets each of its
     characters."""
     if console.is_terminal:
-        console.out(text, end="", style="dim" if dim else None, highlight=False)
+        console.out(text, end="", style="dim" if dim else None)
     else:
         say(text, cast(TextIO, console.file), end="")

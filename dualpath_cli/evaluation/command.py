@@ -274,13 +274,13 @@ def _score(
     from dualpath_cli.evaluation.harness import HarnessModel
     from dualpath_cli.evaluation.harness_report import report_tables
     from dualpath_cli.evaluation.runner import score_tasks
-    from dualpath_cli.report.console import plain_console
+    from dualpath_cli.report.console import plain_console, print_line
     from dualpath_cli.report.table import show
     from dualpath_cli.run.weights import autocast_of, device_of, load_model
 
     console = plain_console(goes_on=True)
     for name, reason in skipped.items():
-        console.print(f"{name}: left out, {reason}", highlight=False, soft_wrap=True)
+        print_line(console, f"{name}: left out, {reason}")
 
     model = HarnessModel(
         load_model(trained, device_of(options.device)),

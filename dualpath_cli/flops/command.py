@@ -89,7 +89,7 @@ def _print(printed: PrintedTable) -> None:
     width = min(LOG_WIDTH, console.width)
 
     def print_line(line: str) -> None:
-        console.print(fill(line, width, break_on_hyphens=False), highlight=False)
+        console.print(fill(line, width, break_on_hyphens=False))
 
     for line in (*printed.above, ""):
         print_line(line)

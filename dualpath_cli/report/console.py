@@ -28,9 +28,14 @@ def plain_console(*, goes_on: bool = False, **options: Any) -> Console:
     If stdout is closed, printing raises BrokenPipeError, or OSError for a terminal;
     with `goes_on` all further output is dropped.
     """
-    console = _Console(markup=False, emoji=False, **options)
+    console = _Console(markup=False, emoji=False, highlight=False, **options)
     console.goes_on = goes_on
     return console
+
+
+def print_line(console: Console, text: str) -> None:
+    """Prints a text whose lines rich does not fold."""
+    console.print(text, soft_wrap=True)
 
 
 class _Console(Console):
@@ -231,7 +236,4 @@ class Progress:
             if left >= 0:
                 pace = (now - self._start) / timed
                 state += f", {duration(pace * left)} left"
-        text = f"{self._title}: {state}"
-        self._console.print(
-            text, highlight=False, markup=False, emoji=False, soft_wrap=True
-        )
+        print_line(self._console, f"{self._title}: {state}")

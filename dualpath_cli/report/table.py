@@ -218,14 +218,14 @@ def show(console: "Console", table: Table, *, box: bool = True) -> None:
     caption = [Text(fill(table.caption, width), "dim")] if table.caption else []
     parts = Group(*title, drawing, *caption)
     if console.is_terminal:
-        console.print(parts, highlight=False, crop=False)
+        console.print(parts, crop=False)
         return
 
     # In a file no line ends in blanks.
     with console.capture() as captured:
-        console.print(parts, highlight=False)
+        console.print(parts)
     for line in captured.get().splitlines():
-        console.out(line.rstrip(), highlight=False)
+        console.out(line.rstrip())
 
 
 def markdown(table: Table, escape: Callable[[str], str] | None = None) -> str:

@@ -22,7 +22,7 @@ from dualpath_cli.base.files import read_text, write_text
 from dualpath_cli.base.processes import is_first_rank
 from dualpath_cli.recipe.schedule import step_loops
 from dualpath_cli.recipe.settings import Settings
-from dualpath_cli.report.console import plain_console
+from dualpath_cli.report.console import plain_console, print_line
 from dualpath_cli.report.table import Column, Table, show
 from dualpath_cli.run.checkpoint_folder import SafetensorsIO
 from dualpath_cli.run.run_folder import way_on
@@ -65,7 +65,7 @@ class Session(Generic[L]):
     console: Console  # quiet on all ranks but the first
 
     def say(self, text: str) -> None:
-        self.console.print(text, highlight=False, soft_wrap=True)
+        print_line(self.console, text)
 
     def show_validation(self) -> None:
         """Prints the losses of the last validation, if there was one."""
@@ -258,7 +258,7 @@ def _callbacks_of_training(
     """What writes the run folder, judges steps, and ends the run."""
     run = launch.settings.run
     folder = launch.folder
-    say = partial(console.print, highlight=False, soft_wrap=True, markup=False)
+    say = partial(print_line, console)
     callbacks: list[Callback] = [
         MetricsLog(folder, run, console),
         # a step that ends the run is not saved

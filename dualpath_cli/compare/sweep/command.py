@@ -34,7 +34,6 @@ from dualpath_cli.compare.sweep.request import (
 from dualpath_cli.compare.sweep.runner import (
     check_sharing,
     parallel_jobs,
-    print_line,
     run_all,
     write_array,
 )
@@ -44,7 +43,7 @@ from dualpath_cli.flops.widths import TOLERANCE
 from dualpath_cli.recipe.keys import SCALED_RATES
 from dualpath_cli.recipe.recipes import Recipe, dump, merge
 from dualpath_cli.recipe.settings import Settings, settings_from
-from dualpath_cli.report.console import plain_console
+from dualpath_cli.report.console import plain_console, print_line
 from dualpath_cli.report.table import format_csv, show
 from dualpath_cli.run.run_folder import (
     RECIPE,

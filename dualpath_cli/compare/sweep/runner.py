@@ -22,7 +22,7 @@ from dualpath_cli.base.locks import open_without_links
 from dualpath_cli.base.output import amount
 from dualpath_cli.base.processes import children_end_with_us, cores, visible_gpus
 from dualpath_cli.compare.sweep.runs import PlannedRun
-from dualpath_cli.report.console import Progress, duration
+from dualpath_cli.report.console import Progress, duration, print_line
 
 POLL = 0.5  # seconds between two looks at the processes
 # seconds between two estimates of the time left, by terminal
@@ -36,10 +36,6 @@ class RunAtWork:
     run: PlannedRun
     process: "subprocess.Popen[bytes]"
     begun: float  # when it began, by time.monotonic
-
-
-def print_line(console: Console, text: str) -> None:
-    console.print(text, highlight=False, soft_wrap=True)
 
 
 def run_all(runs: Sequence[PlannedRun], jobs: int, console: Console) -> None:

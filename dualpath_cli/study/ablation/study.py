@@ -178,7 +178,7 @@ class Ablation(bench.Study[bench.Pass]):
     ) -> None:
         """Gives passes over classes of tokens, and over random ones, their masks."""
         assert self._tagger is not None
-        self._console.print(f"tagging {source}", highlight=False)
+        self._console.print(f"tagging {source}")
         inputs = [window[:-1] for window in windows.windows[: windows.n_filled]]
         tags = tag_windows(inputs, tokenizer, self._tagger)
 

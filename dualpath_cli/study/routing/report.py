@@ -14,6 +14,7 @@ from dualpath_cli.data.tokenizer import TOKENIZER, Tokenizer
 from dualpath_cli.recipe.settings import ValidationSet
 from dualpath_cli.report import bootstrap
 from dualpath_cli.report.bootstrap import LEAST_CLUSTERS, Floats
+from dualpath_cli.report.console import print_line
 from dualpath_cli.report.figures import save
 from dualpath_cli.report.table import Column, Table, show, with_interval
 from dualpath_cli.study.routing.figures import (
@@ -90,7 +91,7 @@ def write_report(
         show(console, core_table(title, average), box=False)
     few_text = _few_clusters(sources)
     if few_text:
-        console.print(few_text, highlight=False, soft_wrap=True)
+        print_line(console, few_text)
     drawn = ", ".join(name for name, figure in figures.items() if figure is not None)
     lines = (
         f"written to {out}",
@@ -99,7 +100,7 @@ def write_report(
         f"  {TOKENS:17}a row a token",
         f"  {drawn} (PNG, PDF)",
     )
-    console.print("\n".join(lines), highlight=False, soft_wrap=True)
+    print_line(console, "\n".join(lines))
 
 
 def _facts_of_sums(sums: Sums) -> dict[str, Any]:

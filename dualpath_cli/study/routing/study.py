@@ -266,7 +266,7 @@ class RoutingStudy(bench.Study[RoutingPass | PagePass]):
     ) -> list[RoutingPass | PagePass]:
         tags = None
         if self._tagger is not None:
-            self._session.console.print(f"tagging {source}", highlight=False)
+            self._session.console.print(f"tagging {source}")
             ids = windows.windows[: windows.n_filled]
             place_of_upos = {upos: place for place, upos in enumerate(UPOS)}
             tags = [
