@@ -146,7 +146,7 @@ class LoadedModel:
         config = self.config
         millions = count.parameters(config) / 1e6
         loops = ""
-        if set(config.block_kinds) != {"wide"}:
+        if config.deep_layers:
             loops = f", K = {by_layer(config.loops)}"
         if config.core is not None:
             loops += f", R = {config.core_loops}"

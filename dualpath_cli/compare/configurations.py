@@ -330,7 +330,7 @@ def _family(model: ModelConfig, layers: int) -> Family:
         return "dual"
     if "loop" in kinds:
         return "loop"
-    if model.core is not None and model.core_loops > 1:
+    if model.repeats_core:
         return "core"
     return "expanded" if model.n_layers > layers else "wide"
 
@@ -351,15 +351,14 @@ def _core(model: ModelConfig) -> str | None:
 
 def _steps(model: ModelConfig) -> str | None:
     """Such as `untied, first k/v, no FFN`; None where steps share as usual."""
-    deep = [layer for layer in model.layers if layer.block != "wide"]
-    several = [layer for layer in deep if layer.loops > 1]
+    several = [layer for layer in model.deep_layers if layer.loops > 1]
 
     words = []
     if any(layer.untied_steps for layer in several):
         words.append("untied")
     if any(layer.step_kv == "first" for layer in several):
         words.append("first k/v")
-    if any(not layer.deep_ffn for layer in deep):
+    if any(not layer.deep_ffn for layer in model.deep_layers):
         words.append("no FFN")
     return ", ".join(words) or None
 

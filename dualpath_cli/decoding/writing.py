@@ -296,8 +296,7 @@ def draft_of(config: ModelConfig) -> Intervention:
     if config.core is None:
         return DRAFT
 
-    has_deep_paths = set(config.block_kinds) != {"wide"}
-    return Intervention(loops=1 if has_deep_paths else None, core_loops=1)
+    return Intervention(loops=1 if config.deep_layers else None, core_loops=1)
 
 
 @dataclass

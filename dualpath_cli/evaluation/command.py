@@ -213,8 +213,7 @@ class Evaluate(DeviceOptions, OwnClasses, Overrides):
 
         run = trained.run
         recipe = trained.settings
-        is_wide = set(recipe.model.block_kinds) == {"wide"}
-        trained_loops = 1 if is_wide else recipe.model.loops
+        trained_loops = recipe.model.loops if recipe.model.deep_layers else 1
         core = {}
         if recipe.model.core is not None:
             forced = change and change.core_loops

@@ -265,7 +265,7 @@ def _gigabytes(size: int) -> str:
 def _title(description: Description) -> list[str]:
     config = description.config
     deep = ""
-    if set(config.block_kinds) != {"wide"}:
+    if config.deep_layers:
         deep = f", K = {by_layer(config.loops)}"
 
     target = description.target
@@ -307,13 +307,12 @@ def _loops(config: ModelConfig) -> list[str]:
         lines.append(core)
 
     steps = []
-    deep = [layer for layer in config.layers if layer.block != "wide"]
-    several = [layer for layer in deep if layer.loops > 1]
+    several = [layer for layer in config.deep_layers if layer.loops > 1]
     if any(layer.untied_steps for layer in several):
         steps.append("a sublayer each")
     if any(layer.step_kv == "first" for layer in several):
         steps.append("keys and values of the first")
-    if any(not layer.deep_ffn for layer in deep):
+    if any(not layer.deep_ffn for layer in config.deep_layers):
         steps.append("without feed-forward")
     if steps:
         lines.append(f"steps: {', '.join(steps)}")

@@ -359,11 +359,6 @@ def parameters(config: ModelConfig) -> int:
     return sum(parameters_by_part(config).values())
 
 
-def has_experts(config: ModelConfig) -> bool:
-    """Whether any layer has experts."""
-    return any(layer.n_experts > 1 for layer in config.layers)
-
-
 def active_parameters(config: ModelConfig) -> int:
     """Number of weights that one token uses: of a layer's experts, only the chosen
     ones."""

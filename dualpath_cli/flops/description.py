@@ -274,10 +274,9 @@ class Description:
         """Every number by name, for JSON; `model` can be pasted as a recipe's
         section."""
         config = self.config
-        kinds = set(config.block_kinds)
-        deep = kinds != {"wide"}
-        deep_ffn = any(own.block != "wide" and own.deep_ffn for own in config.layers)
-        wide = kinds != {"loop"}
+        deep = bool(config.deep_layers)
+        deep_ffn = any(layer.deep_ffn for layer in config.deep_layers)
+        wide = set(config.block_kinds) != {"loop"}
         record: dict[str, Any] = {
             "block": config.block,
             "alpha": self.alpha,

@@ -235,8 +235,7 @@ def saved_by_block(
 
     # softmax statistics, the router's choices and gates, in float32
     numbers = n * layer.n_heads
-    mixed = layer.routes_steps and layer.block != "wide"
-    if mixed:
+    if layer.routes_steps:
         numbers += layer.loops - 1
     gates = 0
     if layer.block == "dual":
@@ -251,7 +250,8 @@ def saved_by_block(
         if layer.qk_norm != "none":
             numbers += n * d + with_keys * keys
         states = n + with_ffn
-        if not mixed:  # the last state of a loop is needed only by a router
+        # The last state of a loop is needed only by a router.
+        if not layer.routes_steps:
             states -= 1
         # The outputs of both paths are needed only by a learned gate.
         if layer.block == "dual" and not gates:

@@ -76,13 +76,13 @@ def parts_of(model: ModelConfig) -> set[ModelPart]:
         parts.add("dual_gate")
     if kinds != {"loop"}:
         parts.add("wide_path")
-    if kinds != {"wide"}:
+    if model.deep_layers:
         parts.add("deep_path")
     if model.most_loops > 1:
         parts.add("loops")
-    if model.core is not None and model.core_loops > 1:
+    if model.repeats_core:
         parts.add("core")
-    if any(layer.n_experts > 1 for layer in model.layers):
+    if model.has_experts:
         parts.add("experts")
     return parts
 

@@ -136,7 +136,7 @@ def check_loops(run: RunSettings, model: ModelConfig) -> None:
 
     if run.backprop_loops is not None:
         _check_backprop(run.backprop_loops, run, model)
-    if run.loop_losses and (model.core is None or model.core_loops == 1):
+    if run.loop_losses and not model.repeats_core:
         raise UserError(
             f"run.loop_losses={run.loop_losses:g} has no effect without a core that is "
             "repeated: set model.core and model.core_loops, or leave it out"
@@ -152,16 +152,11 @@ def _check_backprop(last: int, run: RunSettings, model: ModelConfig) -> None:
         models = [replace(model, **loops) for loops in varied]
 
     key = f"run.backprop_loops={last}"
-    if all(last >= _longest(trained) for trained in models):
+    longest = [max(trained.most_loops, trained.core_loops) for trained in models]
+    if last >= max(longest):
         raise UserError(f"{key} has no effect, as no step runs a longer loop")
     for trained in models:
         _check_reached(last, key, trained)
-
-
-def _longest(model: ModelConfig) -> int:
-    """The most steps of a deep path, or repetitions of the core."""
-    deep = [layer.loops for layer in model.layers if layer.block != "wide"]
-    return max([*deep, model.core_loops])
 
 
 def _check_reached(last: int, key: str, model: ModelConfig) -> None:

@@ -273,17 +273,26 @@ class ModelConfig:
         return "loops" if self.core is None else "core_loops"
 
     @property
+    def deep_layers(self) -> list["LayerConfig"]:
+        """The layers with a deep path."""
+        return [layer for layer in self.layers if layer.block != "wide"]
+
+    @property
     def most_loops(self) -> int:
         """The largest K of all layers with a deep path; 1 without such a layer."""
-        of_deep_paths = [layer.loops for layer in self.layers if layer.block != "wide"]
-        return max(of_deep_paths, default=1)
+        return max((layer.loops for layer in self.deep_layers), default=1)
 
     @property
     def same_loops(self) -> int | None:
-        """The K of all layers with a deep path; None where layers differ."""
-        most = self.most_loops
-        deep = [layer for layer in self.layers if layer.block != "wide"]
-        return most if all(layer.loops == most for layer in deep) else None
+        """The K of all layers with a deep path, 1 without such a layer; None where
+        layers differ."""
+        numbers = {layer.loops for layer in self.deep_layers} or {1}
+        return min(numbers) if len(numbers) == 1 else None
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether a layer has several experts, of which a token uses only some."""
+        return any(layer.n_experts > 1 for layer in self.layers)
 
     @property
     def head_dim(self) -> int:

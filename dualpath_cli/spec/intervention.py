@@ -312,9 +312,7 @@ class Intervention:
                 return problem
 
         layers = [config.layers[number] for number in numbers]
-        routes_steps = any(
-            layer.routes_steps for layer in layers if layer.block != "wide"
-        )
+        routes_steps = any(layer.routes_steps for layer in layers)
         routes_core = config.routes_core and set(core).issubset(numbers)
         if self.halting is not None and not (routes_steps or routes_core):
             return (

@@ -32,8 +32,7 @@ def own_roles(config: ModelConfig) -> list[Role]:
     if config.gate not in GATE_OUTPUTS and gates:
         roles.append("gate")
 
-    combines = config.routes_steps and set(config.block_kinds) != {"wide"}
-    if config.combination not in COMBINATIONS and combines:
+    if config.combination not in COMBINATIONS and config.routes_steps:
         roles.append("combination")
     return roles
 

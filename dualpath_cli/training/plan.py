@@ -49,7 +49,7 @@ def _model(settings: Settings) -> PlanPart:
     budget = settings.run.budget
     flops = count.mean_layer_flops(model)
     linear = flops["linear_total"]
-    is_sparse = count.has_experts(model)
+    is_sparse = model.has_experts
 
     active = ""
     if is_sparse:

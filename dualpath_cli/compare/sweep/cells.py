@@ -148,9 +148,10 @@ def _titled(name: str, shape: Shape) -> str:
 
 def _notes_on_controls(grid: Grid, backbones: Sequence[ModelConfig]) -> list[str]:
     notes = []
+    has_core = any(backbone.repeats_core for backbone in backbones)
     if "expanded" in grid.controls and grid.match == "total":
         notes.append("expanded is matched only in linear FLOPs: left out")
-    elif "expanded" in grid.controls and any(map(_has_core, backbones)):
+    elif "expanded" in grid.controls and has_core:
         notes.append("expanded repeats no layers: left out where the model has a core")
     looped = "loop" in grid.controls or "expanded" in grid.controls
     if looped and 1 in grid.loops:
@@ -167,10 +168,6 @@ def _notes_on_controls(grid: Grid, backbones: Sequence[ModelConfig]) -> list[str
 
 def _is_near(cell: SweepCell) -> bool:
     return cell.by_parameters or abs(cell.spent - 1) <= TOLERANCE
-
-
-def _has_core(model: ModelConfig) -> bool:
-    return model.core is not None and model.core_loops > 1
 
 
 def _check_valid(cells: Sequence[SweepCell], backbone: ModelConfig) -> None:
@@ -340,7 +337,7 @@ def _kinds(grid: Grid, budget: int, backbone: ModelConfig) -> Iterator[_Kind]:
             yield _Kind(placed, family, budget, target, n_layers, place=n, core=core)
 
     if "wide" in grid.controls:
-        family: Family = "core" if _has_core(backbone) else "wide"
+        family: Family = "core" if backbone.repeats_core else "wide"
         yield _Kind("wide", family, budget, wide, n_layers)
     if "loop" in grid.controls:
         for k in looped:
@@ -355,7 +352,7 @@ def _kinds(grid: Grid, budget: int, backbone: ModelConfig) -> Iterator[_Kind]:
         target = replace(dual, alpha=alpha, loops=k)
         yield from by_place(f"a{alpha:g}_k{k}", "dual", target)
     linear = grid.match == "linear"
-    if "expanded" in grid.controls and linear and not _has_core(backbone):
+    if "expanded" in grid.controls and linear and not backbone.repeats_core:
         # A layer more is an attention pass more: beside K loops the scores are alike.
         for k in looped:
             target = replace(wide, budget=budget // k)

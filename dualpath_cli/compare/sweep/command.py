@@ -38,7 +38,6 @@ from dualpath_cli.compare.sweep.runner import (
     write_array,
 )
 from dualpath_cli.compare.sweep.runs import PlannedRun, write_recipes
-from dualpath_cli.flops import count
 from dualpath_cli.flops.widths import TOLERANCE
 from dualpath_cli.recipe.keys import SCALED_RATES
 from dualpath_cli.recipe.recipes import Recipe, dump, merge
@@ -136,7 +135,7 @@ def _notes_on_experts(firsts: Sequence[PlannedRun]) -> list[str]:
         f"{run.configuration} spends {run.cell.spent:.4f} of the budget: no experts "
         "come nearer"
         for run in firsts
-        if count.has_experts(run.settings.model) and abs(run.cell.spent - 1) > TOLERANCE
+        if run.settings.model.has_experts and abs(run.cell.spent - 1) > TOLERANCE
     ]
 
 

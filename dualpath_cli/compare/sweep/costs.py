@@ -105,7 +105,7 @@ def _cost(
 def _wide_parameters(runs: Iterable[PlannedRun]) -> dict[int, int]:
     """Parameters of PureWide by budget; of a dense one, where there is one."""
     wides = [run for run in runs if run.cell.family == "wide"]
-    wides.sort(key=lambda run: count.has_experts(run.settings.model))
+    wides.sort(key=lambda run: run.settings.model.has_experts)
     found: dict[int, int] = {}
     for run in wides:
         found.setdefault(run.cell.budget, count.parameters(run.settings.model))

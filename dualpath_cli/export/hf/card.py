@@ -8,7 +8,7 @@ from typing import Any
 from dualpath_cli.base.output import say
 from dualpath_cli.base.version import package_versions
 from dualpath_cli.data.manifest import HUB, dataset_of
-from dualpath_cli.flops.count import active_parameters, has_experts
+from dualpath_cli.flops.count import active_parameters
 from dualpath_cli.recipe.recipes import dump
 from dualpath_cli.recipe.settings import Settings
 from dualpath_cli.report.table import Column, Table, markdown
@@ -86,7 +86,7 @@ def model_card(
         shown["optim"] = recipe["optim"]
 
     size = f"{parameters:,}"
-    if has_experts(settings.model):
+    if settings.model.has_experts:
         size += f", of which a token uses {active_parameters(settings.model):,}"
     table = _table([("parameters", size), *rows])
 
@@ -105,7 +105,8 @@ def model_card(
 def _about(model: ModelConfig) -> list[str]:
     """Paragraphs about the architecture."""
     paragraphs = [ABOUT.format(package_versions(["dualpath"])["dualpath"])]
-    if model.core is not None and model.core_loops > 1:
+    if model.repeats_core:
+        assert model.core is not None
         first, last = model.core
         text = CORE.format(first=first, last=last, loops=model.core_loops)
         paragraphs.append(text)

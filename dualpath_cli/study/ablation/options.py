@@ -210,7 +210,7 @@ def _depth_changes(config: ModelConfig) -> list[Intervention]:
     """Fewer steps forced and held, exits, and schedules of the same depth; first the
     learned router, which is scored on the same documents."""
     changes = []
-    deep = [layer.loops for layer in config.layers if layer.block != "wide"]
+    deep = [layer.loops for layer in config.deep_layers]
     # No layer is forced to more steps than it was trained with.
     for steps in range(1, min(max(deep, default=1), min(deep, default=0) + 1)):
         changes += [Intervention(loops=steps), Intervention(held=steps)]

@@ -101,7 +101,7 @@ def page_passes(
 def _forced(config: ModelConfig) -> list[Intervention]:
     """Fewer loops than any layer was trained with, then gates: in all layers, then in
     each with gates. In all layers also fewer repetitions of the core."""
-    least = min(layer.loops for layer in config.layers if layer.block != "wide")
+    least = min(layer.loops for layer in config.deep_layers)
     changes: list[Intervention] = []
     in_each_layer = dict.fromkeys((place.layer,) for place in gated_places(config))
     for layers in (None, *in_each_layer):
