@@ -11,7 +11,7 @@ Shapes: K rates, S seeds.
 import hashlib
 import json
 import re
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import log
 from statistics import fmean, median, stdev
@@ -43,16 +43,6 @@ T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
 
 
-@dataclass(frozen=True)
-class ScoreRow:
-    """Bits per byte of one seed on one set."""
-
-    rate: float  # the learning rate; 0 where no best one is chosen
-    seed: int
-    set: str
-    bits_per_byte: float
-
-
 @dataclass(frozen=True, eq=False)
 class Configuration:
     """The model and settings of one row of the table."""
@@ -72,7 +62,8 @@ class Configuration:
     # of loops, or train only the last
     flops_trained: float
     kv_bytes: int  # keys and values of a token in all layers, in bf16
-    rows: tuple[ScoreRow, ...]  # by set and seed; with --best lr at the best rate
+    # bits per byte by set and seed; with --best lr at the best rate
+    scores: Mapping[str, Mapping[int, float]]
     seconds_per_token: float  # of training, the median of the runs' medians
     active: int  # parameters that a token uses: all of them without experts
     all_runs: tuple[TrainedRun, ...] = ()  # by learning rate and seed
@@ -86,7 +77,7 @@ class Configuration:
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        return tuple(dict.fromkeys(row.seed for row in self.rows))
+        return tuple(self.scores[AGGREGATE])
 
     @property
     def runs(self) -> tuple[TrainedRun, ...]:
@@ -118,16 +109,12 @@ class Configuration:
     def hours(self) -> float:
         return self.tokens * self.seconds_per_token / 3600
 
-    def by_seed(self, measure: str) -> dict[int, float]:
-        """Bits per byte by seed."""
-        return {row.seed: row.bits_per_byte for row in self.rows if row.set == measure}
-
     def mean(self, measure: str) -> float:
-        return fmean(self.by_seed(measure).values())
+        return fmean(self.scores[measure].values())
 
     def standard_error(self, measure: str) -> float | None:
         """None for one seed."""
-        return mean_and_error(list(self.by_seed(measure).values()))[1]
+        return mean_and_error(list(self.scores[measure].values()))[1]
 
 
 def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
@@ -292,13 +279,16 @@ def _configuration(
     linear = sum(layer.linear_total for layer in flops)
 
     # Runs have a rate of their own only with --best lr.
-    rows = _rows_of(runs)
     best_rate: float | None = None
     edge = ""
     if runs[0].rate:
-        rows = _rows_at_best_rate(name, runs)
-        best_rate = rows[0].rate
+        best_rate, scores = _scores_at_best_rate(name, runs)
         edge = edge_of(runs)
+    else:
+        scores = {
+            measure: {run.seed: run.scores[measure] for run in runs}
+            for measure in runs[0].scores
+        }
 
     return Configuration(
         name,
@@ -315,7 +305,7 @@ def _configuration(
         flops_total=count.total_flops(model) / layers,
         flops_trained=_trained_flops(runs[0].settings) / layers,
         kv_bytes=count.kv_bytes(model),
-        rows=tuple(rows),
+        scores=scores,
         seconds_per_token=median(1 / run.tokens_per_second for run in runs),
         active=count.active_parameters(model),
         all_runs=runs,
@@ -379,16 +369,11 @@ def _trained_flops(settings: Settings) -> float:
     return count.over_loops(as_forward, settings.model, steps)
 
 
-def _rows_of(runs: Sequence[TrainedRun]) -> list[ScoreRow]:
-    return [
-        ScoreRow(run.rate, run.seed, measure, run.scores[measure])
-        for measure in runs[0].scores
-        for run in runs
-    ]
-
-
-def _rows_at_best_rate(name: str, runs: Sequence[TrainedRun]) -> list[ScoreRow]:
-    """Scores at the lowest point of a parabola over the log of the learning rate.
+def _scores_at_best_rate(
+    name: str, runs: Sequence[TrainedRun]
+) -> tuple[float, dict[str, dict[int, float]]]:
+    """The best learning rate, the lowest point of a parabola over its log, and the
+    scores there, by set and seed.
 
     Raises UserError unless three rates have a seed in common.
     """
@@ -410,15 +395,12 @@ def _rows_at_best_rate(name: str, runs: Sequence[TrainedRun]) -> list[ScoreRow]:
     # Each seed and set has its own parabola, through the same three rates.
     middle = min(max(int(means.argmin()), 1), len(rates) - 2)
     near = slice(middle - 1, middle + 2)
-    rows = []
+    scores = {}
     for measure in runs[0].scores:
         scores_KS = scores_by_rate(runs, measure, seeds)
         at_place = np.polyval(np.polyfit(logs[near], scores_KS[near], 2), place)
-        rows += [
-            ScoreRow(float(np.exp(place)), seed, measure, score)
-            for seed, score in zip(seeds, at_place.tolist(), strict=True)
-        ]
-    return rows
+        scores[measure] = dict(zip(seeds, at_place.tolist(), strict=True))
+    return float(np.exp(place)), scores
 
 
 def rates_of(runs: Iterable[TrainedRun]) -> list[float]:

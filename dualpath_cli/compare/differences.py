@@ -188,7 +188,7 @@ def _test(
     # Every configuration of the blocks has all of their seeds.
     values = {}
     for c in in_blocks:
-        by_seed = c.by_seed(measure)
+        by_seed = c.scores[measure]
         values[c] = [by_seed[seed] for seed in blocks.seeds]
 
     mean = fmean(values[ours]) - fmean(values[baseline]) if blocks.seeds else nan

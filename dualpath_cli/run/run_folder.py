@@ -190,7 +190,9 @@ def read_run(folder: Path, checkpoint: Path, step: int) -> Run:
     from dualpath_cli.data.tokenizer import Tokenizer
 
     recipe = read_recipe(folder)
-    facts = facts_at(folder, checkpoint)
+    begun = read_json(folder / VERSIONS, PUT_BACK)
+    # An exported folder is also its checkpoint.
+    facts = begun if checkpoint == folder else facts_of(checkpoint)
     for key in ("id", "step", "model", "tokenizer"):
         if key not in facts:
             raise UserError(
@@ -202,7 +204,6 @@ def read_run(folder: Path, checkpoint: Path, step: int) -> Run:
             f"step {step} back, or remove it"
         )
 
-    begun = read_json(folder / VERSIONS, PUT_BACK)
     if "id" not in begun:
         raise UserError(f"{folder / VERSIONS} has no 'id'; {PUT_BACK}")
     if facts["id"] != begun["id"]:
@@ -211,8 +212,7 @@ def read_run(folder: Path, checkpoint: Path, step: int) -> Run:
             "remove it"
         )
 
-    trained = {"model": facts["model"]}
-    different = _first_difference(trained, recipe, trained)
+    different = other_model(facts["model"], recipe.get("model", {}))
     if different:
         name, old, new = different
         raise UserError(
@@ -355,13 +355,6 @@ def mapping_of(folder: Path, facts: Mapping[str, Any], name: str) -> dict[str, A
             f"mapping; {PUT_BACK}"
         )
     return value
-
-
-def facts_at(folder: Path, checkpoint: Path) -> dict[str, Any]:
-    """The facts of the part of a run that wrote the checkpoint."""
-    if checkpoint == folder:  # exported
-        return read_json(folder / VERSIONS, PUT_BACK)
-    return facts_of(checkpoint)
 
 
 def check_same_facts(run: Run, facts: dict[str, Any]) -> None:

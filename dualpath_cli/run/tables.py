@@ -78,22 +78,17 @@ class TableRow(dict[str, str]):
     def whole(self, column: str) -> int:
         """A whole number, also one written as `4.0`. Raises UserError for anything
         else."""
-        value = self._float(column)
+        value = self.measured(column)
         if not (value.is_integer() and 0 <= value < MOST_STEPS):
             raise self.fault(column, "a whole number")
         return int(value)
 
     def number(self, column: str) -> float:
         """A number above 0. Raises UserError for anything else."""
-        value = self._float(column)
+        value = self.measured(column)
         if not 0 < value < math.inf:
             raise self.fault(column, "a number above 0")
         return value
-
-    def measured(self, column: str) -> float:
-        """A number, nan or infinity, as `fit` writes them. Raises UserError for
-        anything else."""
-        return self._float(column)
 
     def text(self, column: str) -> str:
         """Raises UserError if the table has no such column."""
@@ -106,7 +101,9 @@ class TableRow(dict[str, str]):
             f"{self.place}: {column} is '{self[column]:.40}', not {wanted}; {WAY_OUT}"
         )
 
-    def _float(self, column: str) -> float:
+    def measured(self, column: str) -> float:
+        """A number, nan or infinity, as `fit` writes them. Raises UserError for
+        anything else."""
         text = self.text(column)
         try:
             value = float(text)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from dualpath_cli.compare.configurations import Configuration, Group, ScoreRow
+from dualpath_cli.compare.configurations import Configuration, Group
 from dualpath_cli.compare.differences import BLOCKS, Difference
 from dualpath_cli.compare.runs import AGGREGATE
 from dualpath_cli.flops.widths import Target, solve_widths
@@ -180,15 +180,6 @@ def write_sweep(
     return folder
 
 
-def rows_of(scores: Mapping[str, Mapping[int, float]]) -> tuple[ScoreRow, ...]:
-    """Scores by set and seed as rows."""
-    return tuple(
-        ScoreRow(0.0, seed, name, score)
-        for name, by_seed in scores.items()
-        for seed, score in by_seed.items()
-    )
-
-
 def configuration(
     name: str, scores: Mapping[int, float], **changes: Any
 ) -> Configuration:
@@ -206,7 +197,7 @@ def configuration(
         "kv_bytes": 4096,
         "active": 1_000_000,
         "seconds_per_token": 1e-4,
-        "rows": rows_of({AGGREGATE: scores, "text": scores}),
+        "scores": {AGGREGATE: scores, "text": scores},
     }
     return Configuration(name=name, **(fields | changes))
 

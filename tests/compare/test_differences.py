@@ -26,7 +26,6 @@ from tests.compare.run_folders import (
     difference,
     group,
     model_of,
-    rows_of,
     wide,
     write_run,
 )
@@ -108,7 +107,7 @@ def on_sets(name: str, *sets: dict[int, float]) -> Configuration:
     """A configuration with these scores on as many sets, and on their mean."""
     scores = {str(number): of_set for number, of_set in enumerate(sets)}
     mean = {seed: float(np.mean([of_set[seed] for of_set in sets])) for seed in sets[0]}
-    return replace(configuration(name, mean), rows=rows_of({AGGREGATE: mean, **scores}))
+    return replace(configuration(name, mean), scores={AGGREGATE: mean, **scores})
 
 
 @pytest.mark.parametrize("sets", [1, 2, 3])

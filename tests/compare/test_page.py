@@ -214,7 +214,7 @@ def test_losses_are_compared_at_the_same_tokens_of_the_same_seeds(swept):
     wide_model, other = swept.configurations[0], swept.configurations[-1]
     theirs, ours = figures.shared_points([wide_model, other])
     assert np.array_equal(ours[..., figures.TOKENS], theirs[..., figures.TOKENS])
-    both = [c.by_seed("aggregate") for c in (other, wide_model)]
+    both = [c.scores["aggregate"] for c in (other, wide_model)]
     gaps = [both[0][seed] - both[1][seed] for seed in (0, 1)]
     assert (ours - theirs)[..., figures.LOSS] == pytest.approx(
         np.array(gaps)[:, None].repeat(4, 1)

@@ -13,7 +13,7 @@ from dualpath_cli.compare.tables import (
     tables_of_tests,
 )
 from dualpath_cli.report.table import Entry, Table, format_csv
-from tests.compare.run_folders import configuration, difference, group, rows_of, wide
+from tests.compare.run_folders import configuration, difference, group, wide
 
 TABLE = group(
     wide({0: 2.0, 1: 2.2}),
@@ -61,7 +61,7 @@ def test_several_sets_have_a_table_of_their_own():
 
 def test_the_csv_has_full_numbers_and_leaves_empty_what_a_group_has_not():
     scores = {"aggregate": {0: 1.0}, "C4": {0: 1.5}}
-    single = replace(configuration("f80m_wide", {0: 1.0}), rows=rows_of(scores))
+    single = replace(configuration("f80m_wide", {0: 1.0}), scores=scores)
     other = group(single, name="paper", measures=("aggregate", "C4"), wide=None)
     rows = list(
         csv.DictReader(io.StringIO(format_csv(*records_of_groups([TABLE, other]))))

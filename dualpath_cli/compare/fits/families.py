@@ -69,7 +69,7 @@ class ScalingFamily:
     def scores(self) -> list[Floats]:
         """Bits per byte of each configuration's seeds."""
         return [
-            np.array(list(c.by_seed(AGGREGATE).values())) for c in self.configurations
+            np.array(list(c.scores[AGGREGATE].values())) for c in self.configurations
         ]
 
     @property

@@ -121,7 +121,7 @@ def test_a_law_at_an_edge_is_refused_with_the_value_and_the_way_out(tmp_path):
     size = family.cells.sizes.sum(1)
     losses = 0.5 * size**-0.35 + 0.05 * family.cells.tokens**-0.4 - 0.15
     configurations = tuple(
-        replace(c, rows=tuple(replace(row, bits_per_byte=loss) for row in c.rows))
+        replace(c, scores={name: dict.fromkeys(c.seeds, loss) for name in c.scores})
         for c, loss in zip(family.configurations, losses, strict=True)
     )
     said = fit_family(replace(family, configurations=configurations))
