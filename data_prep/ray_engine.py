@@ -18,6 +18,7 @@ from typing import Any
 from data_prep.engine import Engine, ParallelEngine, Task, run_unwatched
 from data_prep.memory import divide_memory
 from dualpath_cli.base.errors import UserError
+from dualpath_cli.base.output import joined_lines
 from dualpath_cli.base.version import __version__
 from dualpath_cli.data.hub import FIRST_ANSWER_SECONDS
 
@@ -44,7 +45,7 @@ def ray_engine(
         _check_address(address)
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
-        reason = " ".join(str(error).split())
+        reason = joined_lines(error)
         raise UserError(
             f"--ray '{address}': {reason}; `ray start --head` starts a cluster and "
             "prints its address"

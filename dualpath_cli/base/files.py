@@ -117,10 +117,19 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_texts(folder: Path, texts: Mapping[str, str]) -> list[Path]:
-    """Writes text files into a folder, by their names; returns their paths."""
+    """Writes text files into a folder, by their names; returns their paths.
+
+    A file whose text is empty is removed: it would be of an earlier call.
+    """
+    written = []
     for name, text in texts.items():
-        write_text(folder / name, text)
-    return [folder / name for name in texts]
+        path = folder / name
+        if text:
+            write_text(path, text)
+            written.append(path)
+        else:
+            path.unlink(missing_ok=True)
+    return written
 
 
 def sync(path: Path) -> None:

@@ -31,6 +31,11 @@ def amount(unit: str, count: int) -> str:
     return f"{count:,} {unit if count != 1 else unit.removesuffix('s')}"
 
 
+def joined_lines(text: object, most: int | None = None) -> str:
+    """Returns the words of a text or an error on one line; `most` are characters."""
+    return " ".join(str(text).split())[:most]
+
+
 def one_line(text: str) -> str:
     """Returns a message as one line of bounded length.
 

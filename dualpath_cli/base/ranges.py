@@ -8,8 +8,6 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from dualpath_cli.base.errors import UserError
-
 Range = tuple[float, float]  # the least and the most that a number may be
 
 # bytes of a name: files are called after it, and a file's name has 255 at most
@@ -126,10 +124,10 @@ class Size(int):
     """A whole number that recipes and options may write as `38.5B` or `1e6`."""
 
 
-def parse_size(text: str, name: str) -> int:
+def parse_size(text: str) -> int:
     """Reads ``80M``, ``38.5B``, ``1.28G``, ``80e6`` or ``80_000_000``.
 
-    Raises UserError, which names the value as ``name``, for anything else.
+    Raises ValueError for anything else, in the words of jsonargparse.
     """
     match = _SIZE.fullmatch(text.strip())
     if match and len(text) < 100:
@@ -145,7 +143,7 @@ def parse_size(text: str, name: str) -> int:
         if power >= 0 and 0 < size <= LARGEST:
             return size
 
-    raise UserError(f"{name} must be {SIZE_FORM}, not '{text:.60}'")
+    raise ValueError(f"Got value: {text}")
 
 
 def format_size(value: int) -> str:

@@ -119,13 +119,13 @@ def write_comparison(comparison: Comparison, out: Path) -> list[Path]:
         "table.csv": format_csv(*records_of_groups(groups)),
         "table.md": "\n".join(map(markdown, main)),
         "tests.md": "\n".join(map(markdown, tests)),
-        "tests.csv": _csv(records_of_tests(comparison.differences)),
-        "runs.csv": _csv(records_of_runs(groups)),
-        "fits.csv": _csv(laws.records() if laws else ()),
-        "multipliers.csv": _csv(laws.records_of_multipliers() if laws else ()),
-        "ablations.csv": _csv(comparison.ablations),
-        "ablation_classes.csv": _csv(comparison.ablation_classes),
-        "evaluations.csv": _csv(comparison.evaluations),
+        "tests.csv": format_csv(records_of_tests(comparison.differences)),
+        "runs.csv": format_csv(records_of_runs(groups)),
+        "fits.csv": format_csv(laws.records() if laws else ()),
+        "multipliers.csv": format_csv(laws.records_of_multipliers() if laws else ()),
+        "ablations.csv": format_csv(comparison.ablations),
+        "ablation_classes.csv": format_csv(comparison.ablation_classes),
+        "evaluations.csv": format_csv(comparison.evaluations),
         "index.html": page.page(
             "Comparison of runs",
             [
@@ -136,16 +136,7 @@ def write_comparison(comparison: Comparison, out: Path) -> list[Path]:
             ],
         ),
     }
-    # A file that this comparison has not would be that of an earlier one.
-    for name in texts:
-        if not texts[name]:
-            (out / name).unlink(missing_ok=True)
-    written = write_texts(out, {name: text for name, text in texts.items() if text})
-    return [*written, *save(out, drawn)]
-
-
-def _csv(records: Sequence[Record]) -> str:
-    return format_csv(records) if records else ""
+    return [*write_texts(out, texts), *save(out, drawn)]
 
 
 def _lead(comparison: Comparison) -> str:

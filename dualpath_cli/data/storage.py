@@ -17,6 +17,7 @@ from typing import Any
 
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.files import open_regular, replacing
+from dualpath_cli.base.output import joined_lines
 
 SCHEME = "s3://"
 
@@ -170,7 +171,7 @@ def _s3(url: str, attempts: int = 3) -> Iterator[tuple[Any, str]]:
         if names_file or (is_disk_error and error.__cause__ is None):
             raise
 
-        reason = " ".join(str(error).split()) or type(error).__name__
+        reason = joined_lines(error) or type(error).__name__
         if reason == key:
             reason = "there is no such object"
         raise UserError(

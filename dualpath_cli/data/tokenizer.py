@@ -15,6 +15,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from dualpath_cli.base.errors import UserError, content_fault, did_you_mean
 from dualpath_cli.base.files import read_json, read_text, write_text
+from dualpath_cli.base.output import joined_lines
 from dualpath_cli.data.hub import FIRST_ANSWER_SECONDS
 from dualpath_cli.data.tokenizer_json import (
     BYTE_OF_CHARACTER,
@@ -217,7 +218,7 @@ def _explaining_errors(origin: str) -> Iterator[None]:
         if not isinstance(error, Exception) and not is_panic:
             raise
 
-        reason = " ".join(content_fault(error).split())
+        reason = joined_lines(content_fault(error))
         raise UserError(f"tokenizer '{origin}': cannot be used ({reason})") from None
 
 

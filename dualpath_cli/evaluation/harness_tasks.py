@@ -19,6 +19,7 @@ from lm_eval.evaluator import evaluate
 from lm_eval.tasks import TaskManager
 
 from dualpath_cli.base.errors import UserError, did_you_mean
+from dualpath_cli.base.output import joined_lines
 from dualpath_cli.evaluation.benchmarks import HARNESS, NAMES, SUITES
 from dualpath_cli.evaluation.harness import HarnessModel
 
@@ -93,9 +94,9 @@ def load_harness_task(
         loaded = manager.load([name])
     except Exception as error:
         # anything from network, hub or a task file
-        text = " ".join(str(error).split())
+        text = joined_lines(error, 160)
         raise UserError(
-            f"{HARNESS}:{name} cannot be loaded ({type(error).__name__}: {text:.160}); "
+            f"{HARNESS}:{name} cannot be loaded ({type(error).__name__}: {text}); "
             "check the network: data that is not in the cache (HF_HOME) is downloaded "
             "from the Hugging Face hub"
         ) from None
@@ -124,10 +125,10 @@ def _check_examples(task: Any, name: str, shots: int) -> None:
         task.set_fewshot_seed(DEFAULT_OTHER_SEED)
         task.fewshot_context(task.eval_docs[0], num_fewshot=shots)
     except Exception as error:  # of a sampler or a template
-        text = " ".join(str(error).split())
+        text = joined_lines(error, 160)
         raise UserError(
             f"{name} cannot draw {shots} worked examples ({type(error).__name__}: "
-            f"{text:.160}); give its file a smaller num_fewshot, or more rows"
+            f"{text}); give its file a smaller num_fewshot, or more rows"
         ) from None
 
 

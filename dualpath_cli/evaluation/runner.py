@@ -24,6 +24,7 @@ from rich.console import Console
 
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.files import remove, write_text
+from dualpath_cli.base.output import joined_lines
 from dualpath_cli.data.primitives import level_test
 from dualpath_cli.evaluation.benchmarks import (
     HARNESS,
@@ -190,8 +191,7 @@ def _drawn(documents: list[int], limit: int | None) -> list[int]:
 
 def _cause_text(error: Exception) -> str:
     cause = error.__cause__ or error
-    one_line = " ".join(str(cause).split())
-    return f"{type(cause).__name__}: {one_line:.160}"
+    return f"{type(cause).__name__}: {joined_lines(cause, 160)}"
 
 
 def _documents_of_subject(

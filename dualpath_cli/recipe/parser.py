@@ -17,6 +17,7 @@ from jsonargparse import ArgumentParser, Namespace, set_loader
 from jsonargparse.typing import register_type
 
 from dualpath_cli.base.errors import UserError, did_you_mean
+from dualpath_cli.base.output import joined_lines
 from dualpath_cli.base.ranges import (
     PATH_FORM,
     SIZE_FORM,
@@ -59,15 +60,11 @@ def _value(text: str) -> Any:
 set_loader(MODE, _value, (yaml.YAMLError,))
 
 
-def _size(value: Any) -> Size:
-    try:
-        return Size(parse_size(str(value), ""))
-    except UserError:
-        raise ValueError(f"Got value: {value}") from None
-
-
 register_type(
-    Size, serializer=int, deserializer=_size, type_check=lambda v, _: type(v) is Size
+    Size,
+    serializer=int,
+    deserializer=lambda value: Size(parse_size(str(value))),
+    type_check=lambda value, _: type(value) is Size,
 )
 
 
@@ -362,11 +359,11 @@ def _by_option(arguments: Sequence[str]) -> list[list[str]]:
 def reason_of(error: Exception) -> str:
     """jsonargparse's reason; for a union, the first reason of a type that the value
     fits."""
-    of_types = [" ".join(part.split()) for part in str(error).split("\n    - ")[1:]]
+    of_types = [joined_lines(part) for part in str(error).split("\n    - ")[1:]]
     for reason in of_types:
         if not reason.startswith("Expected a <class"):
             return reason.rpartition("Problem with given class_path ")[2]
-    return " ".join(str(error).split())
+    return joined_lines(error)
 
 
 def build(cls: type[T], values: Mapping[str, Any], prefix: str = "") -> T:

@@ -266,9 +266,11 @@ def format_csv(
 ) -> str:
     """Returns records as CSV text, None as nothing.
 
-    `columns` are by default the keys of the first record. Other keys are left out, and
-    missing ones stay empty.
+    `columns` are by default the keys of the first record; the text is empty without
+    any. Other keys are left out, and missing ones stay empty.
     """
+    if columns is None and not records:
+        return ""
     names = list(records[0]) if columns is None else columns
     text = io.StringIO()
     writer = csv.DictWriter(text, names, extrasaction="ignore", lineterminator="\n")

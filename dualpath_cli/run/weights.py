@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor
 
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.files import open_regular
+from dualpath_cli.base.output import joined_lines
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.run.checkpoint_files import (
     Files,
@@ -119,7 +120,7 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _unreadable(folder: Path, error: BaseException) -> UserError:
-    reason = " ".join(str(error).split())[:120]
+    reason = joined_lines(error, 120)
     return UserError(f"the weights in '{folder}' cannot be read: {reason}")
 
 

@@ -22,7 +22,7 @@ from typing import Any, get_args
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.files import write_text
 from dualpath_cli.base.folders import check_inside
-from dualpath_cli.base.output import say
+from dualpath_cli.base.output import joined_lines, say
 from dualpath_cli.base.processes import is_first_rank
 from dualpath_cli.spec.config import LayerConfig, ModelConfig, ParameterGroup
 from dualpath_cli.spec.own_classes import (
@@ -113,7 +113,7 @@ def explained(start: str, what: str, more: str = "") -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:
-        text = " ".join(str(error).split())[:200]
+        text = joined_lines(error, 200)
         reason = f"{type(error).__name__}: {text}"
         raise UserError(f"{start}: {what} fails: {reason}{more}") from error
 

@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from dualpath_cli.base.errors import UserError
+from dualpath_cli.base.output import joined_lines
 
 TAGGER = "en_core_web_sm"  # the default spaCy pipeline
 UPOS = (
@@ -245,7 +246,7 @@ def _load(pipeline: str) -> Any:
             nlp.disable_pipe("parser")  # only the ruler's tags depend on the parse
         sets_tags = any(word.pos_ for word in nlp("She sees 3 dogs."))
     except Exception as error:  # from a damaged folder or a missing component
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        reason = joined_lines(f"{type(error).__name__}: {error}")
         raise UserError(
             f"spaCy pipeline '{pipeline}': {reason}; {_way_out(pipeline)}"
         ) from None

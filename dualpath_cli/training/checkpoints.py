@@ -12,6 +12,7 @@ from torch import nn
 
 from dualpath_cli.base.errors import NumbersFailed, RunFailed
 from dualpath_cli.base.files import PARTIAL, remove
+from dualpath_cli.base.output import joined_lines
 from dualpath_cli.recipe.settings import RunSettings
 from dualpath_cli.run import run_folder
 from dualpath_cli.run.checkpoint_files import Files, manifest_of
@@ -106,7 +107,7 @@ class Checkpoints(Callback):
             remove(partial)
             if lost_contact(error):
                 raise  # not a failure of the disk
-            reason = " ".join(str(error).split())[:160]
+            reason = joined_lines(error, 160)
             raise RunFailed(
                 f"checkpoint '{final}' could not be written: {reason}; "
                 f"{run_folder.way_on(run)}"

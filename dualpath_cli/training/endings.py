@@ -15,6 +15,7 @@ from lightning.pytorch import Callback
 
 from dualpath_cli.base.errors import NumbersFailed, RunFailed, Stopped, UserError
 from dualpath_cli.base.files import write_text
+from dualpath_cli.base.output import joined_lines
 from dualpath_cli.base.processes import Terminated
 from dualpath_cli.run.checkpoint_files import STATE
 from dualpath_cli.run.run_folder import WENT_WRONG, way_on
@@ -154,7 +155,7 @@ def _lost_contact(
     launcher = trainer.strategy.launcher
     cause = launcher.death() if isinstance(launcher, Ranks) else None
     if not cause:
-        reason = " ".join(str(error).split())[:160]
+        reason = joined_lines(error, 160)
         cause = f"rank {trainer.global_rank} lost contact with the others: {reason}"
     return RunFailed(f"{cause}; {way_on(session.launch.folder)}")
 

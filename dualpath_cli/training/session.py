@@ -19,6 +19,7 @@ from rich.console import Console
 
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.files import read_text, write_text
+from dualpath_cli.base.output import joined_lines
 from dualpath_cli.base.processes import is_first_rank
 from dualpath_cli.recipe.schedule import step_loops
 from dualpath_cli.recipe.settings import Settings
@@ -315,7 +316,7 @@ def begin_wandb(trainer: Trainer, folder: Path) -> None:
         try:
             id_ = logger.experiment.id
         except Exception as error:  # no network, no key, no such project
-            reason = " ".join(str(error).split())[:160]
+            reason = joined_lines(error, 160)
             raise UserError(
                 f"run.wandb={logger.name}: {type(error).__name__}: {reason}; with "
                 "WANDB_MODE=offline rows go to the run folder, and `wandb sync` sends "

@@ -132,7 +132,7 @@ def test_the_models_with_a_core_are_those_that_flops_solves(budget, fit, output_
     settings = fit(f"f{budget.lower()}_core_r4").settings
     # a wide block has no K
     assert ModelConfig(**solved) == dataclasses.replace(settings.model, loops=1)
-    assert settings.run.budget == parse_size(budget, "")
+    assert settings.run.budget == parse_size(budget)
 
 
 @pytest.mark.parametrize("name", REVISIONS)

@@ -191,7 +191,6 @@ class _Kind:
     family: Family
     budget: int  # of the backbone's layers
     target: Target
-    n_layers: int  # layers of the backbone
     # times the backbone's layers, among which the budget is divided
     layers_times: int = 1
     # the only layer of this kind, among PureWide ones; None: all layers
@@ -229,10 +228,10 @@ class _Kind:
             of_wide = _share_spent(wide, None, width)
             repeated = self.place in self.core
             share = (target.core_loops if repeated else 1) / target.applications
-            share /= self.n_layers
+            share /= target.n_layers
             spent = share * spent + (1 - share) * of_wide
         if self.layers_times > 1:
-            model["n_layers"] = self.n_layers * self.layers_times
+            model["n_layers"] = target.n_layers * self.layers_times
 
         return SweepCell(
             self.name,
@@ -252,12 +251,12 @@ class _Kind:
     ) -> dict[str, Any]:
         """Blocks and wide widths by layer, where only one layer is of this kind."""
         assert self.place is not None
-        blocks: list[str] = ["wide"] * self.n_layers
+        blocks: list[str] = ["wide"] * target.n_layers
         blocks[self.place] = target.block
         if target.block != "dual":  # a loop block has no wide path
             return {"block": blocks, "d_ffn_wide": width}
 
-        widths = [width] * self.n_layers
+        widths = [width] * target.n_layers
         widths[self.place] = own_wide
         return {"block": blocks, "d_ffn_wide": widths}
 
@@ -330,15 +329,15 @@ def _kinds(grid: Grid, budget: int, backbone: ModelConfig) -> Iterator[_Kind]:
     def by_place(name: str, family: Family, target: Target) -> Iterator[_Kind]:
         """All layers of this kind, or each in turn."""
         if not grid.positions:
-            yield _Kind(name, family, budget, target, n_layers)
+            yield _Kind(name, family, budget, target)
             return
         for n in range(n_layers):
             placed = f"{name}_layer{n}"
-            yield _Kind(placed, family, budget, target, n_layers, place=n, core=core)
+            yield _Kind(placed, family, budget, target, place=n, core=core)
 
     if "wide" in grid.controls:
         family: Family = "core" if backbone.repeats_core else "wide"
-        yield _Kind("wide", family, budget, wide, n_layers)
+        yield _Kind("wide", family, budget, wide)
     if "loop" in grid.controls:
         for k in looped:
             yield from by_place(
@@ -356,9 +355,7 @@ def _kinds(grid: Grid, budget: int, backbone: ModelConfig) -> Iterator[_Kind]:
         # A layer more is an attention pass more: beside K loops the scores are alike.
         for k in looped:
             target = replace(wide, budget=budget // k)
-            yield _Kind(
-                f"expanded_k{k}", "expanded", budget, target, n_layers, layers_times=k
-            )
+            yield _Kind(f"expanded_k{k}", "expanded", budget, target, layers_times=k)
 
 
 def _cores(loops: Sequence[int], budget: int, wide: Target) -> Iterator[_Kind]:
@@ -374,7 +371,6 @@ def _cores(loops: Sequence[int], budget: int, wide: Target) -> Iterator[_Kind]:
                 "core",
                 budget,
                 replace(wide, core_layers=half, core_loops=r),
-                n_layers,
                 own={"core": [first, first + half - 1], "core_loops": r},
                 by_parameters=by_parameters,
             )

@@ -159,7 +159,7 @@ def _is_sweep(folder: Path) -> bool:
 
 def _grid(options: Sweep) -> Grid:
     grid = Grid(
-        budgets=_list("budget", options.budget, _size, "sizes as 4M"),
+        budgets=_list("budget", options.budget, parse_size, "sizes as 4M"),
         alphas=_list("alphas", options.alphas, _percent, "percents below 100"),
         loops=_list(
             "loops", options.loops, _number(int, *RANGES["loops"]), "numbers from 1 on"
@@ -187,16 +187,12 @@ def _list(
 
     try:
         values = [read_word(word.strip()) for word in text.split(",")]
-    except (ValueError, UserError):
+    except ValueError:
         allowed += ", separated by commas"
         if may_be_empty:
             allowed += ", or none"
         raise UserError(f"--{option} must be {allowed}, not '{text:.60}'") from None
     return list(dict.fromkeys(values))
-
-
-def _size(word: str) -> int:
-    return parse_size(word, "")
 
 
 def _control(word: str) -> str:

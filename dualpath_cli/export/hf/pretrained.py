@@ -34,6 +34,7 @@ import transformers
 from safetensors import safe_open
 
 from dualpath_cli.base.errors import UserError, content_fault
+from dualpath_cli.base.output import joined_lines
 from dualpath_cli.data.tokenizer import Tokenizer
 from dualpath_cli.data.tokenizer_json import name_end_of_text
 from dualpath_cli.decoding.cache import Cache
@@ -295,7 +296,7 @@ class Pretrained:
             with redirect_stderr(StringIO()):  # some progress bars have no switch
                 return function(*arguments, **options)
         except Exception as error:  # damaged and foreign files raise nearly anything
-            reason = " ".join(content_fault(error).split())[:160]
+            reason = joined_lines(content_fault(error), 160)
             raise UserError(f"{self.shown} cannot be read: {reason}") from None
 
 

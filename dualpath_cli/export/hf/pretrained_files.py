@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.files import open_regular, read_json, read_text
+from dualpath_cli.base.output import joined_lines
 from dualpath_cli.base.pointers import refuse_pointer
 from dualpath_cli.run.exported_folder import CONFIG, WEIGHTS, part_of, shards_of
 
@@ -241,7 +242,7 @@ class Files:
             try:
                 stored |= _tensors_of(path)
             except Exception as error:  # a damaged file raises nearly anything
-                reason = " ".join(str(error).split())[:120]
+                reason = joined_lines(error, 120)
                 raise UserError(
                     f"{self.shown}: {path.name} cannot be read ({reason})"
                 ) from None
@@ -338,7 +339,7 @@ def _read_gguf(path: Path, shown: str) -> Any:
     try:
         return gguf.GGUFReader(path)
     except Exception as error:  # a damaged file raises nearly anything
-        reason = " ".join(str(error).split())[:120]
+        reason = joined_lines(error, 120)
         raise UserError(f"{shown} cannot be read ({reason})") from None
 
 

@@ -288,11 +288,6 @@ def write_results(
         REPORT: json.dumps(content, indent=2) + "\n",
         "ablations.csv": format_csv(rows),
         "ablations.md": "\n".join(map(markdown, finished.tables)),
+        "token_classes.csv": format_csv(excess_rows),
     }
-    if excess_rows:
-        texts["token_classes.csv"] = format_csv(excess_rows)
-    else:
-        # An earlier call with other suites may have left one.
-        (folder / "token_classes.csv").unlink(missing_ok=True)
-
     return write_texts(folder, texts)
