@@ -94,10 +94,6 @@ NOTES = {
 
 def costs_of(c: Configuration, wide: Configuration | None) -> dict[str, Any]:
     """The values of COSTS; those relative to PureWide are None without it."""
-    relative: dict[str, float | None] = {"parameters": None, "time": None}
-    if wide is not None:
-        relative["parameters"] = c.parameters / wide.parameters
-        relative["time"] = c.seconds_per_token / wide.seconds_per_token
     return {
         "alpha": c.alpha,
         "loops": c.loops,
@@ -108,14 +104,14 @@ def costs_of(c: Configuration, wide: Configuration | None) -> dict[str, Any]:
         "layers": c.layers,
         "parameters": c.parameters,
         "active_parameters": c.active,
-        "parameters_to_wide": relative["parameters"],
+        "parameters_to_wide": wide and c.parameters / wide.parameters,
         "linear_flops": c.flops_linear,
         "total_flops": c.flops_total,
         "kv_bytes_per_token": c.kv_bytes,
         "trained_flops": c.flops_trained,
         "training_tokens": c.tokens,
         "hours": c.hours,
-        "time_to_wide": relative["time"],
+        "time_to_wide": wide and c.seconds_per_token / wide.seconds_per_token,
         "microseconds_per_token": 1e6 * c.seconds_per_token,
         "best_rate": c.best_rate,
         "seeds": len(c.seeds),

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Sampler
 
-from dualpath_cli.report.seeds import seed_from
+from dualpath_cli.base.seeds import seed_from
 
 NAME = "by chunk, 1"  # name of this order in the run folder; change it with the order
 

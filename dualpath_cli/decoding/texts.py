@@ -14,6 +14,7 @@ from rich.filesize import decimal
 from dualpath_cli.base.errors import RunFailed
 from dualpath_cli.base.files import write_text
 from dualpath_cli.base.output import say
+from dualpath_cli.base.seeds import seed_from
 from dualpath_cli.data.tokenizer import Tokenizer
 from dualpath_cli.decoding.decoder import Decoder
 from dualpath_cli.decoding.options import Generate
@@ -29,7 +30,6 @@ from dualpath_cli.decoding.writing import (
     generate_with_drafts,
 )
 from dualpath_cli.report.console import Progress, counted, plain_console
-from dualpath_cli.report.seeds import seed_from
 
 
 @dataclass

@@ -73,7 +73,6 @@ class HarnessModel(TemplateLM):
         tokenizer: Tokenizer,
         window: int,
         batch_size: int,
-        intervention: Intervention | None = None,
         autocast: torch.dtype | None = None,
     ) -> None:
         """Takes over the model and removes its head: the model then returns states.
@@ -89,7 +88,7 @@ class HarnessModel(TemplateLM):
         self.window = window  # the most ids that the model sees at once
         self._batch_size = batch_size
         self._autocast = autocast
-        self.force(intervention)
+        self.force(None)
 
     def force(self, intervention: Intervention | None) -> None:
         """Scores and writes under another intervention from now on; None: as

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import torch
 
-from dualpath_cli.report.seeds import seed_from
+from dualpath_cli.base.seeds import seed_from
 
 
 def shuffled_positions(

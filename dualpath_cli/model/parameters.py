@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 
 import torch
 
-from dualpath_cli.report.seeds import seed_from
+from dualpath_cli.base.seeds import seed_from
 from dualpath_cli.spec.config import Kind, ModelConfig
 from dualpath_cli.spec.own_classes import (
     ParameterKind,

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dualpath_cli.base.errors import UserError
+from dualpath_cli.base.seeds import seed_from
 from dualpath_cli.recipe.settings import OptimSettings, RunSettings, Settings
-from dualpath_cli.report.seeds import seed_from
 from dualpath_cli.spec.config import GROUP_OF, Kind, ModelConfig
 from dualpath_cli.spec.intervention import Intervention
 

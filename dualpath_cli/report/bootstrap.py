@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dualpath_cli.base.output import amount
-from dualpath_cli.report.seeds import seed_from
+from dualpath_cli.base.seeds import seed_from
 
 RESAMPLES = 1000
 SEED = 0

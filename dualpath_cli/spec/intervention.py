@@ -123,14 +123,13 @@ class Intervention:
 
     def _check_together(self) -> None:
         """Raises ValueError for fields that need others, or exclude them."""
-        draws = self.gates == SHUFFLED or self.experts == RANDOM
-        if self.kv_slots is not None and draws:
+        if self.kv_slots is not None and self._draws:
             raise ValueError(
                 "kv_slots excludes shuffled gates and random experts, which need the "
                 "whole text"
             )
 
-        if self.seed and not draws:
+        if self.seed and not self._draws:
             raise ValueError(f"seed={self.seed} needs shuffled gates or random experts")
 
         for name in ("core_loops", "core_held"):
@@ -242,8 +241,12 @@ class Intervention:
     def needs_whole_text(self) -> bool:
         """Whether its draws or its schedule need all tokens of a text, which a cache
         does not have."""
-        draws = self.gates == SHUFFLED or self.experts == RANDOM
-        return draws or self.blind is not None
+        return self._draws or self.blind is not None
+
+    @property
+    def _draws(self) -> bool:
+        """Whether gates or experts are drawn for a whole text."""
+        return self.gates == SHUFFLED or self.experts == RANDOM
 
     @property
     def leaves_out(self) -> bool:
@@ -288,40 +291,27 @@ class Intervention:
         if changes_gates and "dual" not in kinds:
             return f"{place} has no dual block, so it has no gates"
 
-        if self.experts is not None:
-            counts = [config.layers[number].n_experts for number in numbers]
-            counts = [count for count in counts if count]
-            if not counts:
-                return f"{place} has no experts"
-            if self.experts != RANDOM and self.experts > min(counts):
-                return (
-                    f"a layer has only {min(counts)} experts: force {min(counts)} or "
-                    f"fewer, not {self.experts}"
-                )
+        return (
+            self._problem_of_experts(config, numbers, place)
+            or self._problem_of_loops(config, numbers, place)
+            or self._problem_of_halting(config, numbers, place)
+        )
 
-        changes_loops = (self.loops, self.held, self.halting, self.kv_slots)
-        _, core, _ = config.stretches
-        if any(field is not None for field in changes_loops):
-            of_deep_paths = self.loops is not None or self.held is not None
-            changes_core = not of_deep_paths and not set(core).isdisjoint(numbers)
-            if kinds == {"wide"} and not changes_core:
-                hint = " of steps: R=2 forces repetitions of the core" if core else ""
-                return f"{place} has only wide blocks, so it has no loop{hint}"
-            problem = self._problem_of_loops(config, numbers)
-            if problem:
-                return problem
+    def _problem_of_experts(
+        self, config: ModelConfig, numbers: Sequence[int], place: str
+    ) -> str | None:
+        """The problem with forced experts in some layers; `place` names these."""
+        if self.experts is None:
+            return None
 
-        layers = [config.layers[number] for number in numbers]
-        routes_steps = any(layer.routes_steps for layer in layers)
-        routes_core = config.routes_core and set(core).issubset(numbers)
-        if self.halting is not None and not (routes_steps or routes_core):
+        counts = [config.layers[number].n_experts for number in numbers]
+        counts = [count for count in counts if count]
+        if not counts:
+            return f"{place} has no experts"
+        if self.experts != RANDOM and self.experts > min(counts):
             return (
-                f"{place} has no router, so there is no remaining mass for a threshold"
-            )
-        if self.halting is not None and routes_steps and not gives_mass(config):
-            return (
-                f"combination {config.combination} has no step_probability, so there "
-                "is no remaining mass for a threshold"
+                f"a layer has only {min(counts)} experts: force {min(counts)} or "
+                f"fewer, not {self.experts}"
             )
         return None
 
@@ -346,17 +336,29 @@ class Intervention:
         return None
 
     def _problem_of_loops(
-        self, config: ModelConfig, numbers: Sequence[int]
+        self, config: ModelConfig, numbers: Sequence[int], place: str
     ) -> str | None:
+        """The problem with changed loops in some layers; `place` names these."""
+        changes = (self.loops, self.held, self.halting, self.kv_slots)
+        if all(field is None for field in changes):
+            return None
+
         deep = [number for number in numbers if config.block_kinds[number] != "wide"]
+        _, core, _ = config.stretches
+        of_deep_paths = self.loops is not None or self.held is not None
+        changes_core = not of_deep_paths and not set(core).isdisjoint(numbers)
+        if not deep and not changes_core:
+            hint = " of steps: R=2 forces repetitions of the core" if core else ""
+            return f"{place} has only wide blocks, so it has no loop{hint}"
+
         loops = {number: config.layers[number].loops for number in deep}
         single = [number for number in deep if loops[number] == 1]
         # These combinations need no router to run more loops.
         mixes = config.combination not in ("final", "mean")
         if single and mixes and (self.loops or 1) > 1:
-            place = "the model" if config.same_loops == 1 else f"layer {single[0]}"
+            whose = "the model" if config.same_loops == 1 else f"layer {single[0]}"
             return (
-                f"{place} was trained with one loop, so it has no router to weigh more"
+                f"{whose} was trained with one loop, so it has no router to weigh more"
             )
 
         most = max(loops.values(), default=1)
@@ -371,6 +373,27 @@ class Intervention:
                     "must be below that"
                 )
 
+        return None
+
+    def _problem_of_halting(
+        self, config: ModelConfig, numbers: Sequence[int], place: str
+    ) -> str | None:
+        """The problem with a threshold in some layers; `place` names these."""
+        if self.halting is None:
+            return None
+
+        _, core, _ = config.stretches
+        routes_steps = any(config.layers[number].routes_steps for number in numbers)
+        routes_core = config.routes_core and set(core).issubset(numbers)
+        if not routes_steps and not routes_core:
+            return (
+                f"{place} has no router, so there is no remaining mass for a threshold"
+            )
+        if routes_steps and not gives_mass(config):
+            return (
+                f"combination {config.combination} has no step_probability, so there "
+                "is no remaining mass for a threshold"
+            )
         return None
 
     def _most_kept(self, config: ModelConfig, numbers: Sequence[int]) -> int:

@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from dualpath_cli.base.errors import UserError
+from dualpath_cli.base.seeds import seed_from
 from dualpath_cli.data.tokenizer import Tokenizer
 from dualpath_cli.data.windows import Window
-from dualpath_cli.report.seeds import seed_from
 from dualpath_cli.study.parts_of_speech import Tagger
 
 Mask = npt.NDArray[np.bool_]

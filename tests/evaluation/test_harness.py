@@ -213,7 +213,8 @@ def test_what_a_batch_begins_with_is_read_once_and_changes_nothing(
         model.register_forward_pre_hook(count)
         if not cached:
             monkeypatch.setattr("dualpath_cli.evaluation.harness.LEAST_SHARED", 99)
-        found = HarnessModel(model, TOKENIZER, 64, 3, change)
+        found = HarnessModel(model, TOKENIZER, 64, 3)
+        found.force(change)
         answers[cached] = [log for log, _ in found._loglikelihood_tokens(requests)]
     assert answers[True] == pytest.approx(answers[False], abs=FLOAT32)
     shuffled = change is not None and change.gates == "shuffled"

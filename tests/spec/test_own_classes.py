@@ -224,8 +224,8 @@ def test_what_a_folder_for_transformers_cannot_hold_is_refused(write):
         ("from . import other", "."),
         ("import dualpath_cli.spec.config", "dualpath_cli.spec.config"),
         (
-            "from dualpath_cli.report.seeds import seed_from",
-            "dualpath_cli.report.seeds",
+            "from dualpath_cli.base.seeds import seed_from",
+            "dualpath_cli.base.seeds",
         ),
     ):
         module = write(SOURCE)

@@ -13,10 +13,10 @@ from typing import get_args
 import pytest
 import torch
 
+from dualpath_cli.base.seeds import seed_from
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.model.gates import PathGate
 from dualpath_cli.recipe.settings import OptimSettings
-from dualpath_cli.report.seeds import seed_from
 from dualpath_cli.spec.config import BlockKind, ModelConfig
 from dualpath_cli.training.optim import build_optimizer, build_scheduler
 

@@ -9,7 +9,7 @@ Shapes: R resamples, S seeds, C cells, V values of a law, Q held values of a pro
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import sqrt
 
 import numpy as np
@@ -244,4 +244,4 @@ def _size_of(family: ScalingFamily, n: int) -> tuple[float, ...]:
 def _cell_of(family: ScalingFamily, like: Configuration, tokens: int) -> Cells:
     place = family.configurations.index(like)
     alone = family.cells.take([place])
-    return Cells(alone.sizes, alone.times, np.array([tokens / 1e9]), alone.weights)
+    return replace(alone, tokens=np.array([tokens / 1e9]))

@@ -64,6 +64,11 @@ class Cells:
         return len(self.tokens)
 
     @property
+    def most_times(self) -> list[int]:
+        """How often a pass applies the parameters that it applies most, (C,)."""
+        return [int(self.times[row_T > 0].max()) for row_T in self.sizes]
+
+    @property
     def varies_times(self) -> bool:
         """Whether phi has an effect that differs between cells."""
         shares_CT = self.sizes / self.sizes.sum(1, keepdims=True)

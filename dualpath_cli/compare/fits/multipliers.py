@@ -86,10 +86,8 @@ def multipliers_of(fits: Sequence[ScalingFit]) -> list[Multiplier]:
 def variants_of(fit: ScalingFit) -> list[LoopVariant]:
     """A variant for each number of loops, with the shares of its largest run."""
     cells = fit.family.cells
-    largest: dict[int, int] = {}
-    for n in range(len(cells)):  # by training FLOPs
-        applied = cells.times[cells.sizes[n] > 0]
-        largest[int(applied.max())] = n
+    # Cells are ordered by training FLOPs, so the last one of a number is the largest.
+    largest = {times: n for n, times in enumerate(cells.most_times)}
 
     found = []
     for times, n in sorted(largest.items()):

@@ -202,7 +202,7 @@ def _table_of_runs(fits: Sequence[ScalingFit]) -> Table:
 
 def _row_of_runs(fit: ScalingFit) -> list[Any]:
     family = fit.family
-    times = sorted({_most_times(family.cells.times, row) for row in family.cells.sizes})
+    times = sorted(set(family.cells.most_times))
     sizes_C = family.cells.sizes.sum(1)
     tokens_C = 1e3 * family.cells.tokens
     return [
@@ -216,10 +216,6 @@ def _row_of_runs(fit: ScalingFit) -> list[Any]:
         fit.off,
         fit.rollout if isinstance(fit.rollout, Rollout) else None,
     ]
-
-
-def _most_times(times_T: Floats, sizes_T: Floats) -> int:
-    return int(times_T[sizes_T > 0].max())
 
 
 def _ends(numbers: Floats) -> tuple[float, float]:

@@ -21,12 +21,12 @@ import numpy.typing as npt
 import torch
 
 from dualpath_cli.base.errors import UserError
+from dualpath_cli.base.seeds import seed_from
 from dualpath_cli.data.windows import Windows
 from dualpath_cli.decoding.decoding_pass import forward
 from dualpath_cli.decoding.early_exit import Schedule
 from dualpath_cli.model.loss import IGNORE
 from dualpath_cli.report.bootstrap import clusters_of
-from dualpath_cli.report.seeds import seed_from
 from dualpath_cli.run.weights import from_all_ranks
 from dualpath_cli.study.ablation import read_outs, schedules
 from dualpath_cli.study.ablation.options import AblationRow

@@ -24,10 +24,10 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from dualpath_cli.base.seeds import seed_from
 from dualpath_cli.decoding.early_exit import Schedule
 from dualpath_cli.model import RoutingTrace
 from dualpath_cli.report.bootstrap import Floats
-from dualpath_cli.report.seeds import seed_from
 from dualpath_cli.spec.config import ModelConfig
 from dualpath_cli.spec.intervention import Blind
 from dualpath_cli.study.ablation.passes import takes
