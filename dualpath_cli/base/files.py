@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from dualpath_cli.base.errors import UserError
+from dualpath_cli.base.errors import UserError, did_you_mean
 from dualpath_cli.base.locks import locked
 from dualpath_cli.base.pointers import refuse_pointer
 from dualpath_cli.base.ranges import check_path
@@ -37,6 +37,14 @@ def path_of(option: str, text: str) -> Path:
     except ValueError as error:
         raise UserError(str(error)) from None
     return Path(text)
+
+
+def near_sibling(path: Path) -> str:
+    """Suggests a file or folder beside a missing path, for the end of a message; empty
+    without one."""
+    if not path.parent.is_dir():
+        return ""
+    return did_you_mean(path.name, (near.name for near in path.parent.iterdir()))
 
 
 def folder_of(option: str, text: str | Path) -> Path:

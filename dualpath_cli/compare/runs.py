@@ -9,8 +9,8 @@ from pathlib import Path
 from statistics import fmean, harmonic_mean, median
 from typing import Any
 
-from dualpath_cli.base.errors import UserError, did_you_mean
-from dualpath_cli.base.files import read_text
+from dualpath_cli.base.errors import UserError
+from dualpath_cli.base.files import near_sibling, read_text
 from dualpath_cli.flops import count
 from dualpath_cli.recipe.schedule import loop_counts, step_loops
 from dualpath_cli.recipe.settings import Settings, settings_from
@@ -114,10 +114,8 @@ def _recipes_in(path: Path) -> list[Path]:
 
 
 def _hint(path: Path) -> str:
-    if not path.exists() and path.parent.is_dir():
-        names = [sibling.name for sibling in path.parent.iterdir()]
-        if meant := did_you_mean(path.name, names):
-            return meant
+    if not path.exists() and (meant := near_sibling(path)):
+        return meant
     return (
         f"; a run folder holds {RECIPE}, a folder of runs NAME, RECIPE/NAME or "
         "runs/RECIPE/NAME"
@@ -130,20 +128,8 @@ def read_run(folder: Path) -> TrainedRun | str:
 
     Raises UserError for a damaged file.
     """
-    try:
-        settings = settings_from(read_recipe(folder))
-    except UserError as error:
-        raise UserError(f"{folder}: {error}") from None
+    settings = _settings_of(folder)
     sets = settings.data.val
-    if not sets:
-        raise UserError(
-            f"run '{folder}' has no validation set to compare; leave it out"
-        )
-    if AGGREGATE in sets:
-        raise UserError(
-            f"run '{folder}' has a validation set '{AGGREGATE}', as their mean is "
-            "called"
-        )
 
     # The run may be training meanwhile: a last step that is validated has its rows in
     # all tables, so validation.csv is read first.
@@ -184,6 +170,26 @@ def read_run(folder: Path) -> TrainedRun | str:
         data=data,
         lost=tuple(lost(folder, settings, last, tables)),
     )
+
+
+def _settings_of(folder: Path) -> Settings:
+    """The settings of a run with validation sets that can be compared."""
+    try:
+        settings = settings_from(read_recipe(folder))
+    except UserError as error:
+        raise UserError(f"{folder}: {error}") from None
+
+    sets = settings.data.val
+    if not sets:
+        raise UserError(
+            f"run '{folder}' has no validation set to compare; leave it out"
+        )
+    if AGGREGATE in sets:
+        raise UserError(
+            f"run '{folder}' has a validation set '{AGGREGATE}', as their mean is "
+            "called"
+        )
+    return settings
 
 
 def _reached(rows: Sequence[TableRow], last: int, unscored: Sequence[str]) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dualpath_cli.base.errors import UserError, did_you_mean, listed
+from dualpath_cli.base.files import near_sibling
 from dualpath_cli.base.output import say
 from dualpath_cli.base.pointers import refuse_pointer
 from dualpath_cli.base.processes import is_first_rank
@@ -185,7 +186,7 @@ def source_files(source: Source) -> list[Path]:
             f"source '{path}' is a pipe or a device, not a file; give {SOURCE_FORMATS}"
         )
     raise UserError(
-        f"source '{path}' does not exist; give {SOURCE_FORMATS}{_sibling(path)}"
+        f"source '{path}' does not exist; give {SOURCE_FORMATS}{near_sibling(path)}"
     )
 
 
@@ -340,10 +341,3 @@ def stem(path: Path) -> str:
         if name.lower().endswith(suffix):
             name = name[: -len(suffix)]
     return name
-
-
-def _sibling(path: Path) -> str:
-    """Suggests a file of the same folder."""
-    if not path.parent.is_dir():
-        return ""
-    return did_you_mean(path.name, (near.name for near in path.parent.iterdir()))

@@ -23,6 +23,7 @@ from dualpath_cli.base.output import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table as Drawing
 
 T = TypeVar("T")
 ValueFormat = str | Callable[[Any], str]
@@ -172,42 +173,13 @@ def show(console: "Console", table: Table, *, box: bool = True) -> None:
     A terminal folds words. Numbers are never folded: a table that they make wider than
     the terminal runs over its edge.
     """
-    from rich import box as boxes
-    from rich.cells import cell_len
     from rich.console import Group
     from rich.measure import Measurement
-    from rich.table import Table as Drawing
     from rich.text import Text
-
-    drawing = Drawing(
-        box=boxes.HEAVY_HEAD if box else None,
-        pad_edge=box,
-        show_header=any(column.heading for column in table.columns),
-    )
 
     # Before the widths are measured: the console itself would cut the escapes of a
     # narrow cell.
-    safe = printable if console.is_terminal else str
-    rows = table.cells()
-
-    for place, column in enumerate(table.columns):
-        cells = [safe(row[place].starred) for row in rows if row]
-        texts = [*safe(column.heading).split("\n"), *cells]
-        words = column.format is None
-        unbroken = " ".join(texts).split() if words else texts
-        drawing.add_column(
-            safe(column.heading),
-            justify="left" if words else "right",
-            overflow="fold",
-            min_width=max(map(cell_len, unbroken), default=0),
-            no_wrap=not words,
-        )
-    for row in rows:
-        if row:
-            drawing.add_row(*(Text(safe(cell.starred)) for cell in row))
-        else:
-            drawing.add_section()
-
+    drawing = _drawing(table, box, printable if console.is_terminal else str)
     unlimited = console.options.update(width=WIDEST)
     least = Measurement.get(console, unlimited, drawing).minimum
     if least > console.width:
@@ -226,6 +198,40 @@ def show(console: "Console", table: Table, *, box: bool = True) -> None:
         console.print(parts)
     for line in captured.get().splitlines():
         console.out(line.rstrip())
+
+
+def _drawing(table: Table, box: bool, safe: Callable[[str], str]) -> "Drawing":
+    """A table as rich draws it; texts are made `safe` for a terminal."""
+    from rich import box as boxes
+    from rich.cells import cell_len
+    from rich.table import Table as Drawing
+    from rich.text import Text
+
+    drawing = Drawing(
+        box=boxes.HEAVY_HEAD if box else None,
+        pad_edge=box,
+        show_header=any(column.heading for column in table.columns),
+    )
+
+    rows = table.cells()
+    for place, column in enumerate(table.columns):
+        cells = [safe(row[place].starred) for row in rows if row]
+        texts = [*safe(column.heading).split("\n"), *cells]
+        words = column.format is None
+        unbroken = " ".join(texts).split() if words else texts
+        drawing.add_column(
+            safe(column.heading),
+            justify="left" if words else "right",
+            overflow="fold",
+            min_width=max(map(cell_len, unbroken), default=0),
+            no_wrap=not words,
+        )
+    for row in rows:
+        if row:
+            drawing.add_row(*(Text(safe(cell.starred)) for cell in row))
+        else:
+            drawing.add_section()
+    return drawing
 
 
 def markdown(table: Table, escape: Callable[[str], str] | None = None) -> str:

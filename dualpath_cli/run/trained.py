@@ -3,7 +3,8 @@
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from dualpath_cli.base.errors import UserError, did_you_mean
+from dualpath_cli.base.errors import UserError
+from dualpath_cli.base.files import near_sibling
 from dualpath_cli.recipe.keys import OF_TEXTS
 from dualpath_cli.recipe.settings import Settings, settings_from
 from dualpath_cli.run.exported_folder import is_exported, read_folder
@@ -77,11 +78,7 @@ def find_run(path: str) -> Run:
 
 def _hint_at_run(missing: Path) -> str:
     """The run that a path without a run probably means, or where runs are."""
-    folder = missing.parent
-    siblings = [path.name for path in folder.iterdir()] if folder.is_dir() else []
-    return did_you_mean(missing.name, siblings) or (
-        "; runs are kept as runs/<recipe>/<name>"
-    )
+    return near_sibling(missing) or "; runs are kept as runs/<recipe>/<name>"
 
 
 def check_as_run(run: Run, model: ModelConfig) -> None:
