@@ -22,13 +22,12 @@ from data_prep.input_files import Corpus, InputFile, RemoteFile, readable
 from data_prep.packaged import PRIMITIVES_SHA256, primitives_texts
 from data_prep.settings import NEMOTRON, PRIMITIVES, SAMPLE, SourceSettings
 from dualpath_cli.base.errors import UserError, did_you_mean, listed
-from dualpath_cli.base.files import write_text
+from dualpath_cli.base.files import hash_file, write_text
 from dualpath_cli.base.pointers import refuse_pointer
 from dualpath_cli.data.documents import Source, source_files
 from dualpath_cli.data.hub import FIRST_ANSWER_SECONDS, explaining_errors, hub_client
 from dualpath_cli.data.manifest import HUB, dataset_of
 from dualpath_cli.data.rows import kind_of, suffixes
-from dualpath_cli.data.storage import sha256_of
 
 FILE_BYTES = 350_000_000  # size of an average file of Nemotron-CC
 
@@ -91,7 +90,7 @@ def _sample_file() -> InputFile:
 def _primitives_file(downloads: Path) -> InputFile:
     """The texts of primitives, written where files that are fetched would be."""
     path = downloads / PRIMITIVES / "train.jsonl"
-    if not path.is_file() or sha256_of(path) != PRIMITIVES_SHA256:
+    if not path.is_file() or hash_file(path) != PRIMITIVES_SHA256:
         write_text(path, primitives_texts().decode())
 
     stat = path.stat()

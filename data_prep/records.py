@@ -26,9 +26,9 @@ from data_prep.pieces import REJECTED, read_sealed, write_sealed
 from data_prep.scramble import scramble
 from data_prep.settings import SourceSettings
 from data_prep.similarity import Texts
-from dualpath_cli.base.files import replacing
+from dualpath_cli.base.files import hash_file, replacing
 from dualpath_cli.data.manifest import INDEX, MANIFEST, SourceCount, StoredFile
-from dualpath_cli.data.storage import file_sizes, sha256_of
+from dualpath_cli.data.storage import file_sizes
 from dualpath_cli.data.tokenizer import TOKENIZER
 
 DUPLICATES = "duplicates.jsonl.zst"
@@ -246,7 +246,7 @@ def files_beside(folder: Path, chunks: Sequence[StoredFile]) -> list[StoredFile]
     beside = []
     for name, size in sorted(file_sizes(folder).items()):
         if name not in known:
-            digest = sha256_of(folder / name)
+            digest = hash_file(folder / name)
             beside.append(StoredFile(name, size, digest))
     return beside
 

@@ -30,7 +30,7 @@ import torch
 from lightning.pytorch import Trainer
 from torch.utils.data import DataLoader
 
-from dualpath_cli.base.files import open_regular, replacing
+from dualpath_cli.base.files import hash_file, open_regular, replacing
 from dualpath_cli.data.documents import Source, source_files
 from dualpath_cli.data.manifest import MANIFEST, Manifest
 from dualpath_cli.data.storage import exists, local_copy
@@ -40,7 +40,6 @@ from dualpath_cli.kernels.device import device_name
 from dualpath_cli.recipe.settings import ValidationSet
 from dualpath_cli.report.bootstrap import clusters_of
 from dualpath_cli.report.console import Progress, counted
-from dualpath_cli.run.checkpoint_files import hash_file
 from dualpath_cli.run.exported_folder import hash_of_weights
 from dualpath_cli.run.weights import from_all_ranks
 from dualpath_cli.training.data_module import TokenBatch

@@ -24,10 +24,10 @@ from data_prep import corpora, fetching, packaged, sample
 from data_prep import tokenizer as tokenizer_command
 from data_prep.settings import settings_from
 from dualpath_cli.base.errors import RunFailed, UserError
+from dualpath_cli.base.files import hash_file
 from dualpath_cli.cli.main import main
 from dualpath_cli.data import primitives
 from dualpath_cli.data.manifest import Manifest
-from dualpath_cli.data.storage import sha256_of
 from dualpath_cli.data.tokenizer import Tokenizer, train_bpe
 from dualpath_cli.recipe.recipes import find_recipe, read_recipe_file
 from tests.data.faulty_data import intact, source_count, write_data_folder
@@ -83,7 +83,7 @@ def test_the_sample_comes_with_tokenizer_and_held_out_texts(tmp_path, capsys):
     assert intact(manifest, out)
     # documented numbers rest on it
     assert manifest.fingerprint.startswith("bebe093e372f")
-    digests = {name: sha256_of(out / name)[:12] for name in SAMPLE}
+    digests = {name: hash_file(out / name)[:12] for name in SAMPLE}
     assert digests == SAMPLE
     assert {f"val/{path.name}" for path in (out / "val").iterdir()} < set(SAMPLE)
     assert f"{manifest.tokens:,} tokens" in capsys.readouterr().out

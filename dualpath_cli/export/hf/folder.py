@@ -26,7 +26,7 @@ import torch
 from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors.torch import save_file
 
-from dualpath_cli.base.files import read_text
+from dualpath_cli.base.files import hash_file, read_text
 from dualpath_cli.base.folders import replacing_folder
 from dualpath_cli.base.version import package_versions
 from dualpath_cli.data.tokenizer import Tokenizer
@@ -36,7 +36,6 @@ from dualpath_cli.model import DualPathLM
 from dualpath_cli.recipe.settings import Settings
 from dualpath_cli.report.console import Progress
 from dualpath_cli.report.table import format_csv
-from dualpath_cli.run.checkpoint_files import hash_file
 from dualpath_cli.run.exported_folder import (
     CARD,
     CONFIG,
