@@ -38,7 +38,7 @@ class StepState(LightningModule):
         *,
         compile_blocks: bool,
         step_loops: StepLoops | None,
-        micro_batch: int | None,
+        micro_batch: int,
         backprop_loops: int | None,
         loop_losses: float,
     ) -> None:

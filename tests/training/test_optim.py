@@ -148,6 +148,7 @@ def test_a_run_starts_from_the_values_of_its_width():
         [],
         seed=0,
         compile_blocks=False,
+        micro_batch=1,
     )
     module.configure_model()
     assert module.model is not None
