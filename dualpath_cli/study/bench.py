@@ -37,6 +37,7 @@ from dualpath_cli.data.storage import exists, local_copy
 from dualpath_cli.data.tokenizer import Tokenizer
 from dualpath_cli.data.windows import Window, Windows, collate
 from dualpath_cli.kernels.device import device_name
+from dualpath_cli.model import DualPathLM
 from dualpath_cli.recipe.settings import ValidationSet
 from dualpath_cli.report.bootstrap import clusters_of
 from dualpath_cli.report.console import Progress, counted
@@ -169,13 +170,18 @@ class Pass(ABC):
         """Facts, for JSON, that decide this pass's numbers, besides windows and shared
         facts."""
 
-    @abstractmethod
+    @property
+    def model(self) -> DualPathLM:
+        """The model that the pass runs; there is one once the pass has begun."""
+        return self._module.model
+
     def begin(self, module: DualPathModule, files: ExitStack) -> None:
         """Starts the pass, on all ranks, before the first batch.
 
         A file entered into `files` is complete when the pass ends, and deleted if it
         fails.
         """
+        self._module = module
 
     @abstractmethod
     def step(

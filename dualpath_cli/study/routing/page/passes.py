@@ -145,20 +145,17 @@ class PagePass(Pass):
         return {"page": True, "cut": is_cut, "intervention": change}
 
     def begin(self, module: DualPathModule, files: ExitStack) -> None:
-        self._module = module
+        super().begin(module, files)
         self._found: dict[int, Arrays] = {}  # by place of the sequence
-        model = module.model
-        assert model is not None
         if self.intervention is not None:
             return
 
-        self._norm_D = whole_weight(model, "norm.weight")
-        self._head_VD = whole_weight(model, "head.weight")
+        self._norm_D = whole_weight(self.model, "norm.weight")
+        self._head_VD = whole_weight(self.model, "head.weight")
 
     def step(
         self, tokens: torch.Tensor, targets: torch.Tensor, places: list[int]
     ) -> None:
-        assert self._module.model is not None
         bytes_of_token = self._module.train_loss.bytes_of_token
         text_BT = is_text(tokens, targets, bytes_of_token)
         # A cut window has a token more, which is only the next one of the last.
@@ -167,7 +164,7 @@ class PagePass(Pass):
         trace = None
         if self.intervention is None:
             trace = RoutingTrace(keeps_states=True)
-        nll_BT = self._module.model(
+        nll_BT = self.model(
             tokens, targets, trace=trace, intervention=self.intervention
         )
         found = {"next_nats": nll_BT[text_BT].float()}
