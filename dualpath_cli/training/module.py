@@ -8,7 +8,7 @@ import torch
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import nn
 
-from dualpath_cli.data.windows import LanguageModelLoss
+from dualpath_cli.data.losses import LanguageModelLoss
 from dualpath_cli.kernels.freed_memory import keep_freed_memory
 from dualpath_cli.model.parameters import kind_of
 from dualpath_cli.recipe.schedule import StepLoops, std_factors

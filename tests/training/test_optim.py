@@ -1,8 +1,5 @@
 """Parameter groups, learning rate, weight decay; Muon; the balance of experts by
-biases.
-
-Loss and bits per byte by hand.
-"""
+biases."""
 
 import math
 from dataclasses import replace
@@ -14,9 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from dualpath_cli.data.windows import LanguageModelLoss
 from dualpath_cli.model import DualPathLM
-from dualpath_cli.model.loss import IGNORE
 from dualpath_cli.model.parameters import kind_of
 from dualpath_cli.recipe.schedule import cooldown_start, learning_rate
 from dualpath_cli.recipe.settings import OptimSettings, RunSettings
@@ -159,37 +154,6 @@ def test_a_run_starts_from_the_values_of_its_width():
         torch.testing.assert_close(after, before / math.sqrt(2))
     assert torch.equal(module.model.head.weight, plain.head.weight / 2)
     assert torch.equal(module.model.embed.weight, plain.embed.weight)
-
-
-TOKEN_BYTES = [1, 3, 2, 0]  # the last one is end-of-text
-
-
-@given(
-    st.lists(
-        st.tuples(st.sampled_from([0, 1, 2, 3, IGNORE]), st.floats(0, 20, width=32)),
-        min_size=1,
-        max_size=40,
-    ),
-    st.integers(1, 5),
-)
-def test_both_are_the_sums_of_their_definition_however_batched(scored, batch):
-    metric = LanguageModelLoss(TOKEN_BYTES)
-    for start in range(0, len(scored), batch):
-        part = scored[start : start + batch]
-        metric.update(
-            torch.tensor([[n for _, n in part]]), torch.tensor([[t for t, _ in part]])
-        )
-    result = metric.compute()
-    kept = [(t, n) for t, n in scored if t != IGNORE]
-    text = [(t, n) for t, n in kept if TOKEN_BYTES[t]]
-    if not kept:
-        assert math.isnan(result["loss"])
-        return
-    assert result["loss"].item() == pytest.approx(sum(n for _, n in kept) / len(kept))
-    if text:
-        n_bytes = sum(TOKEN_BYTES[t] for t, _ in text)
-        expected = sum(n for _, n in text) / math.log(2) / n_bytes
-        assert result["bits_per_byte"].item() == pytest.approx(expected)
 
 
 # Muon: its update and its groups

@@ -27,8 +27,9 @@ import numpy.typing as npt
 import torch
 
 from dualpath_cli.base.errors import UserError
+from dualpath_cli.data.losses import LanguageModelLoss
 from dualpath_cli.data.tokenizer import Tokenizer
-from dualpath_cli.data.windows import LanguageModelLoss, Windows
+from dualpath_cli.data.windows import Windows
 from dualpath_cli.model import RoutingTrace
 from dualpath_cli.report.bootstrap import RESAMPLES, clusters_of, resample_weights
 from dualpath_cli.run.weights import from_all_ranks
