@@ -103,7 +103,11 @@ class StudyLaunch:
 
     settings: Settings
     run: Run
-    options: Any  # the command's own, as their `read` returns them
+    options: Any  # the command's own, as their `with_run` returns them
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.run.tokenizer
 
     @property
     def folder(self) -> Path:

@@ -123,10 +123,7 @@ def build_session(
         and training is not None
         and parallel.can_compile(trainer.strategy.root_device)
     )
-    if isinstance(launch, TrainingLaunch):
-        tokenizer = launch.tokenizer
-    else:
-        tokenizer = launch.run.tokenizer
+    tokenizer = launch.tokenizer
     module = _build_module(launch, module_class, tokenizer.token_bytes(), compiled)
     datamodule = DualPathDataModule(
         settings.data,
