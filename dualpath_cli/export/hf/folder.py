@@ -149,7 +149,6 @@ def _texts(
 ) -> dict[str, str]:
     """The folder's files but for weights and hashes, by name."""
     tokenizer = Tokenizer.load(run.folder / TOKENIZER)
-    facts = run.facts
 
     texts = own_files(settings.model)
     for name, content in _settings(run, settings, weights, tokenizer).items():
@@ -158,8 +157,8 @@ def _texts(
     modeling = flatten(MODELING, beside=[CONFIGURATION])
     texts["modeling_dualpath.py"] = modeling + registration(settings.model)
 
-    texts[CARD] = model_card(run, settings, facts, weights.parameters, license)
-    texts[VERSIONS] = json.dumps(facts, indent=2) + "\n"
+    texts[CARD] = model_card(run, settings, weights.parameters, license)
+    texts[VERSIONS] = json.dumps(run.facts, indent=2) + "\n"
     texts[RECIPE] = read_text(run.folder / RECIPE, PUT_BACK)
     texts[TOKENIZER] = _tokenizer_text(run.folder / TOKENIZER)
     for name, rows in read_tables(run.folder, run.step).items():
