@@ -7,7 +7,7 @@ import io
 import json
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -208,12 +208,11 @@ def _join(
         stream.close()
 
 
-def write_rejected(folder: Path, pieces: Iterable[Path]) -> None:
+def write_rejected(folder: Path, pieces: Sequence[Path]) -> None:
     """Writes rejected.jsonl.zst: rejected documents with their place and the reason.
 
     `pieces` are those with rejected documents; without any there is no file.
     """
-    pieces = list(pieces)
     if not pieces:
         return
 

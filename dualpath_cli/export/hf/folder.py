@@ -121,7 +121,7 @@ def write_folder(
     weights: Weights,
     out: Path,
     progress: Progress,
-    license: str | None = None,
+    license: str | None,
 ) -> None:
     """Writes the folder, whole or not at all.
 
