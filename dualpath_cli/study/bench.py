@@ -227,8 +227,7 @@ class Pass(ABC):
         """Writes the arrays, whole or not at all: their file marks the pass as
         finished."""
         sealed = arrays | {_SEAL: np.array(self._seal(arrays))}
-        with replacing(self.path) as partial, partial.open("wb") as file:
-            np.savez_compressed(file, **sealed)  # type: ignore[arg-type]
+        write_arrays(self.path, sealed)
         self.arrays = arrays
 
     def _seal(self, arrays: Arrays) -> str:
@@ -250,6 +249,11 @@ def found_by_all_ranks(own: Mapping[int, FoundT]) -> dict[int, FoundT]:
     for of_rank in from_all_ranks(own):
         found |= of_rank
     return found
+
+
+def write_arrays(path: Path, arrays: Arrays) -> None:
+    with replacing(path) as partial, partial.open("wb") as file:
+        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
 
 
 def read_arrays(path: Path) -> Arrays:

@@ -22,7 +22,6 @@ import torch
 import torch.nn.functional as F
 
 from dualpath_cli.base.errors import UserError
-from dualpath_cli.base.files import replacing
 from dualpath_cli.data.windows import Windows
 from dualpath_cli.model import RoutingTrace
 from dualpath_cli.model.loss import IGNORE
@@ -34,6 +33,7 @@ from dualpath_cli.study.bench import (
     Pass,
     found_by_all_ranks,
     read_arrays,
+    write_arrays,
 )
 from dualpath_cli.study.routing.options import RoutingOptions
 from dualpath_cli.study.routing.page import tokens_with_room
@@ -320,9 +320,7 @@ def write_details(
         arrays["costs"] = np.stack(by_row, 1)
         arrays["forced"] = np.array(names)
 
-    path = folder / "page" / f"{source}.npz"
-    with replacing(path) as partial, partial.open("wb") as file:
-        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+    write_arrays(folder / "page" / f"{source}.npz", arrays)
 
 
 def _name_of_forced(change: Intervention) -> str:
