@@ -226,15 +226,17 @@ def write_rejected(folder: Path, pieces: Sequence[Path]) -> None:
 
 def first_reason(piece: Path) -> str:
     """Returns the reason of the first rejected document of a piece that has one."""
-    path = piece.with_suffix(REJECTED)
-    with pa.CompressedInputStream(str(path), "zstd") as rejected:
-        line = io.BufferedReader(rejected).readline()
-    row = json.loads(line)
-
+    row = next(rows_in(piece.with_suffix(REJECTED)))
     reason = f"row {row['row']} {row['reason']}"
     if not row["detail"]:
         return reason
     return f"{reason}: {row['detail']}"
+
+
+def rows_in(path: Path) -> Iterator[dict[str, Any]]:
+    """Yields the rows of a file of compressed JSON lines."""
+    with pa.CompressedInputStream(str(path), "zstd") as stream:
+        yield from map(json.loads, io.BufferedReader(stream))
 
 
 def files_beside(folder: Path, chunks: Sequence[StoredFile]) -> list[StoredFile]:
