@@ -20,7 +20,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep import corpora, fetching, packaged, sample
+from data_prep import fetching, packaged, sample
 from data_prep import tokenizer as tokenizer_command
 from data_prep.settings import settings_from
 from dualpath_cli.base.errors import RunFailed, UserError
@@ -96,7 +96,7 @@ def test_primitives_come_with_a_token_for_each_byte_and_held_out_texts(
 ):
     monkeypatch.setattr(primitives, "DOCUMENTS", 300)
     few = hashlib.sha256(packaged.primitives_texts())
-    monkeypatch.setattr(corpora, "PRIMITIVES_SHA256", few.hexdigest())
+    monkeypatch.setattr(packaged, "PRIMITIVES_SHA256", few.hexdigest())
     out = tmp_path / "data"
     words = ["--source", "primitives", "--tokens", "20K", "--out", str(out)]
     words += ["--workers", "1"]
@@ -109,7 +109,7 @@ def test_primitives_come_with_a_token_for_each_byte_and_held_out_texts(
     assert kinds == {"addition.jsonl", "assignment.jsonl"}
 
     # The texts are not drawn anew.
-    monkeypatch.setattr(corpora, "primitives_texts", None)
+    monkeypatch.setattr(packaged, "primitives_texts", None)
     capsys.readouterr()
     assert prepare(words) == 0
     assert "nothing to do" in capsys.readouterr().out
