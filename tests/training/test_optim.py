@@ -29,7 +29,7 @@ STEPS = RunSettings().max_tokens // RunSettings().batch_tokens
 
 def test_every_parameter_is_in_one_group_and_the_paper_decays_all_but_embeddings():
     lm = DualPathLM(SMALL)
-    groups = build_optimizer(lm.named_parameters(), PAPER, STEPS).param_groups
+    groups = build_optimizer(lm.named_parameters(), PAPER, STEPS, SMALL).param_groups
     grouped = [id(p) for group in groups for p in group["params"]]
     assert sorted(grouped) == sorted(id(p) for p in lm.parameters())
     assert {g["name"]: g["weight_decay"] for g in groups} == {
@@ -214,7 +214,7 @@ def test_steps_are_those_of_the_equations(adjust):
     """In float64: Nesterov's momentum, decoupled decay, the rate of the schedule."""
     settings = replace(MUON, muon_lr=1e-2, muon_adjust=adjust, weight_decay=0.2)
     model = DualPathLM(SMALL, seed=0).double()
-    optimizer = build_optimizer(model.named_parameters(), settings, 4)
+    optimizer = build_optimizer(model.named_parameters(), settings, 4, SMALL)
     scheduler = build_scheduler(optimizer, 4, settings)
     matrix = model.get_parameter("blocks.0.wide.sublayer.ffn.up_proj.weight")
     expected, momentum = matrix.detach().clone(), torch.zeros_like(matrix)
@@ -238,7 +238,7 @@ def test_muon_is_pytorchs_and_the_rest_is_adamw():
     """Products in bfloat16, as in torch.optim.Muon; AdamW to the last bit."""
     ours, muon, adamw = (DualPathLM(SMALL, seed=0) for _ in range(3))
     optimizer = build_optimizer(
-        ours.named_parameters(), MUON, 9, products=torch.bfloat16
+        ours.named_parameters(), MUON, 9, SMALL, products=torch.bfloat16
     )
     hidden = [
         p for name, p in muon.named_parameters() if kind_of(name).kind == "hidden"
@@ -249,7 +249,9 @@ def test_muon_is_pytorchs_and_the_rest_is_adamw():
         weight_decay=MUON.weight_decay,
         adjust_lr_fn="match_rms_adamw",
     )
-    plain = build_optimizer(adamw.named_parameters(), replace(MUON, name="adamw"), 9)
+    plain = build_optimizer(
+        adamw.named_parameters(), replace(MUON, name="adamw"), 9, SMALL
+    )
     for seed in range(3):
         for pair in ((optimizer, ours), (theirs, muon), (plain, adamw)):
             stepped(*pair, seed=seed)
@@ -263,7 +265,7 @@ def test_muon_is_pytorchs_and_the_rest_is_adamw():
 
 def test_a_step_without_gradients_changes_nothing():
     model = DualPathLM(SMALL, seed=0)
-    optimizer = build_optimizer(model.named_parameters(), MUON, 9)
+    optimizer = build_optimizer(model.named_parameters(), MUON, 9, SMALL)
     stepped(optimizer, model, seed=0)
     before = [p.detach().clone() for p in model.parameters()]
     momenta = [
@@ -362,7 +364,7 @@ def test_optimizers_leave_biases_alone(name):
 def test_a_gain_that_joins_late_moves_as_the_page_says():
     gain = nn.Parameter(torch.zeros(1, dtype=torch.float64))
     settings = replace(PAPER, weight_decay=0.0)
-    optimizer = build_optimizer([("blocks.0.deep.gains", gain)], settings, STEPS)
+    optimizer = build_optimizer([("blocks.0.deep.gains", gain)], settings, STEPS, SMALL)
     moved = []
     for step in range(1010):
         gain.grad = torch.full_like(gain, float(step >= 1000))
