@@ -1,17 +1,14 @@
 """Pairs of documents whose texts were compared, for a person to judge."""
 
-import io
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from data_prep.records import PAIRS
+from data_prep.records import PAIRS, rows_in
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.output import amount, printable
 from dualpath_cli.report.table import Column, Table, show
@@ -32,8 +29,7 @@ def show_pairs(folder: Path, count: int, seed: int, console: Console) -> None:
             "with a --min-jaccard above 0 keeps pairs whose texts it compared"
         )
 
-    with pa.CompressedInputStream(str(path), "zstd") as stream:
-        pairs = [json.loads(line) for line in io.BufferedReader(stream)]
+    pairs = list(rows_in(path))
     console.print()
     show(console, _table(pairs), box=False)
 

@@ -17,18 +17,15 @@ from urllib.parse import quote
 
 from fsspec.utils import glob_translate
 
-from data_prep import sample
 from data_prep.input_files import Corpus, InputFile, RemoteFile, readable
-from data_prep.packaged import PRIMITIVES_SHA256, primitives_texts
-from data_prep.settings import NEMOTRON, PRIMITIVES, SAMPLE, SourceSettings
+from data_prep.packaged import PACKAGED
+from data_prep.settings import NEMOTRON, SourceSettings
 from dualpath_cli.base.errors import UserError, did_you_mean, listed
-from dualpath_cli.base.files import write_text
 from dualpath_cli.base.pointers import refuse_pointer
 from dualpath_cli.data.documents import Source, source_files
 from dualpath_cli.data.hub import FIRST_ANSWER_SECONDS, explaining_errors, hub_client
 from dualpath_cli.data.manifest import HUB, dataset_of
 from dualpath_cli.data.rows import kind_of, suffixes
-from dualpath_cli.data.storage import sha256_of
 
 FILE_BYTES = 350_000_000  # size of an average file of Nemotron-CC
 
@@ -46,10 +43,8 @@ def find_corpus(
     `mirror` is the URL of Common Crawl's files; `num_files` bounds files to download.
     """
     kind, _, rest = settings.path.partition(":")
-    if settings.path == SAMPLE:
-        return Corpus(settings, [_sample_file()])
-    if settings.path == PRIMITIVES:
-        return Corpus(settings, [_primitives_file(downloads)])
+    if settings.is_packaged:
+        return Corpus(settings, [PACKAGED[settings.path].file(downloads)])
 
     if not settings.is_remote:
         paths = source_files(Source(settings.name, Path(settings.path)))
@@ -79,23 +74,6 @@ def _file_elsewhere(file: RemoteFile) -> InputFile:
     identity = json.dumps([file.name, file.sha256])
     size = FILE_BYTES if file.size is None else file.size
     return InputFile(file.name, size, identity, file)
-
-
-def _sample_file() -> InputFile:
-    digest = hashlib.sha256(sample.json_lines("train")).hexdigest()
-    path = sample.TRAIN
-    stat = path.stat()
-    return InputFile(path.name, stat.st_size, digest, path, stat.st_mtime_ns)
-
-
-def _primitives_file(downloads: Path) -> InputFile:
-    """The texts of primitives, written where files that are fetched would be."""
-    path = downloads / PRIMITIVES / "train.jsonl"
-    if not path.is_file() or sha256_of(path) != PRIMITIVES_SHA256:
-        write_text(path, primitives_texts().decode())
-
-    stat = path.stat()
-    return InputFile(path.name, stat.st_size, PRIMITIVES_SHA256, path, stat.st_mtime_ns)
 
 
 # Nemotron-CC: a list of paths at Common Crawl, or at a mirror

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from data_prep.compared import show_pairs
 from dualpath_cli.base.errors import UserError
+from dualpath_cli.base.files import hash_file
 from dualpath_cli.base.output import amount, printable
 from dualpath_cli.base.ranges import Place, check_ranges
 from dualpath_cli.data.manifest import (
@@ -21,7 +22,7 @@ from dualpath_cli.data.manifest import (
     Manifest,
     explaining_read_errors,
 )
-from dualpath_cli.data.storage import is_remote, sha256_of
+from dualpath_cli.data.storage import is_remote
 from dualpath_cli.data.tokenizer import Tokenizer
 from dualpath_cli.data.verification import Verify, verify_chunks
 from dualpath_cli.report.console import plain_console, print_line
@@ -95,7 +96,7 @@ def check_bytes(manifest: Manifest, folder: Path, verify: Verify) -> Tokenizer:
     for file in manifest.beside:
         path = folder / file.name
         with explaining_read_errors(path):
-            if sha256_of(path) != file.sha256:
+            if hash_file(path) != file.sha256:
                 raise UserError(f"{path}: changed since it was prepared; {AGAIN}")
 
     verify_chunks(folder, manifest, verify)

@@ -88,15 +88,9 @@ class Portion:
             return int(self.pool.numbers["documents"].sum())
         return int(self._in_head("documents").sum())
 
-    def _in_pass(self, repeat: int, of: str) -> Integers:
-        """One of `NUMBERS` over the documents that a pass writes of each piece."""
-        if repeat < self.whole:
-            numbers: Integers = self.pool.numbers[of]
-            return numbers
-        return self._in_head(of)
-
     def _in_head(self, of: str) -> Integers:
-        """`_in_pass` of the last, partial pass, (pieces,); empty without one."""
+        """One of `NUMBERS` over the documents that the last, partial pass writes of
+        each piece, (pieces,); empty without one."""
         numbers: Integers = self.pool.numbers[of][: self.head_pieces]
         if not self.head_documents:
             return numbers
@@ -138,7 +132,9 @@ class Portion:
     def _windows(self, seed: int, window: int) -> Iterator[_Window]:
         begin = 0
         for repeat in range(self.all_passes):
-            tokens = self._in_pass(repeat, "tokens")
+            tokens: Integers = self.pool.numbers["tokens"]
+            if repeat == self.whole:
+                tokens = self._in_head("tokens")
             pieces = np.arange(len(tokens))
             keys = scramble(pieces.astype(np.uint64), self._salt(seed, repeat))
             pieces = pieces[np.argsort(keys, kind="stable")]

@@ -3,14 +3,16 @@
 Each has its own tokenizer, and texts of several kinds that are held out.
 """
 
+import hashlib
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from data_prep import sample
+from data_prep.input_files import InputFile
 from data_prep.settings import PRIMITIVES, SAMPLE
-from dualpath_cli.base.files import write_text
+from dualpath_cli.base.files import hash_file, write_text
 from dualpath_cli.data import primitives
 from dualpath_cli.data.tokenizer import Tokenizer, train_bpe
 
@@ -24,11 +26,22 @@ class Packaged:
     held_out: Callable[[str], bytes]
     """The held-out texts of a kind, as JSON lines."""
     tokenizer: Callable[[], Tokenizer]
+    file: Callable[[Path], InputFile]
+    """The file of its training texts; texts that are drawn are written into the given
+    folder of downloads."""
 
     def write_val(self, folder: Path) -> None:
         """Writes the held-out texts of each kind as KIND.jsonl."""
         for kind in self.kinds:
             write_text(folder / f"{kind}.jsonl", self.held_out(kind).decode())
+
+
+def _sample_file(downloads: Path) -> InputFile:
+    """The texts of the sample, which lie in the package."""
+    digest = hashlib.sha256(sample.json_lines("train")).hexdigest()
+    path = sample.TRAIN
+    stat = path.stat()
+    return InputFile(path.name, stat.st_size, digest, path, stat.st_mtime_ns)
 
 
 def _json_lines(texts: Iterable[str]) -> bytes:
@@ -45,6 +58,16 @@ def primitives_texts() -> bytes:
     return _json_lines(primitives.training_texts())
 
 
+def _primitives_file(downloads: Path) -> InputFile:
+    """The texts of primitives, written where files that are fetched would be."""
+    path = downloads / PRIMITIVES / "train.jsonl"
+    if not path.is_file() or hash_file(path) != PRIMITIVES_SHA256:
+        write_text(path, primitives_texts().decode())
+
+    stat = path.stat()
+    return InputFile(path.name, stat.st_size, PRIMITIVES_SHA256, path, stat.st_mtime_ns)
+
+
 def _held_out_primitives(family: str) -> bytes:
     return _json_lines(primitives.held_out_texts(family))
 
@@ -55,9 +78,12 @@ def _bytes_tokenizer() -> Tokenizer:
 
 
 PACKAGED = {
-    SAMPLE: Packaged(sample.KINDS, sample.json_lines, sample.tokenizer),
+    SAMPLE: Packaged(sample.KINDS, sample.json_lines, sample.tokenizer, _sample_file),
     PRIMITIVES: Packaged(
-        tuple(primitives.FAMILIES), _held_out_primitives, _bytes_tokenizer
+        tuple(primitives.FAMILIES),
+        _held_out_primitives,
+        _bytes_tokenizer,
+        _primitives_file,
     ),
 }
 """The corpora by their path in `--source`."""

@@ -24,7 +24,7 @@ from data_prep.settings import SourceSettings
 from data_prep.text import Contamination, band_keys
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.files import replacing
-from dualpath_cli.data.documents import clean, document_id, format_of
+from dualpath_cli.data.documents import RowFormat, clean, document_id, format_of
 from dualpath_cli.data.rows import BadRow, Rows
 
 
@@ -67,21 +67,11 @@ class PieceMaker:
         for number, row in rows.parsed():
             counts.read += 1
             id = document_id(row)
-            try:
-                original = format.render(row)
-            except BadRow as bad:
-                if self._settings.strict:
-                    raise UserError(f"{rows.place(number)}: {bad}") from None
-                text = rows.raw(number)
-                reason, detail = "unreadable", str(bad)
-            else:
-                text = clean(original)
-                counts.normalised += text != original
-                reason, detail = self._refusal(text)
-                if not reason:
-                    documents.append(self._document(number, id, text))
-                    texts.append(text)
-                    continue
+            text, reason, details = self._judged(rows, number, row, format, counts)
+            if not reason:
+                documents.append(self._document(number, id, text))
+                texts.append(text)
+                continue
 
             counts.rejected[reason] = counts.rejected.get(reason, 0) + 1
             rejected.append(
@@ -91,7 +81,7 @@ class PieceMaker:
                     "row": number,
                     "id": id,
                     "reason": reason,
-                    "detail": detail,
+                    "detail": details,
                     "text": text,
                 }
             )
@@ -108,6 +98,30 @@ class PieceMaker:
             _write_rejected(out.with_suffix(REJECTED), rejected)
         Piece.write(out, documents, tokens, ends, counts)
         return counts
+
+    def _judged(
+        self,
+        rows: Rows,
+        number: int,
+        row: dict[str, Any] | BadRow,
+        format: RowFormat,
+        counts: PieceCounts,
+    ) -> tuple[str, str, str]:
+        """Returns the text of a row, the reason to leave it out, and details.
+
+        Reason and details are empty for a text to keep. `counts` counts the texts that
+        cleaning changes.
+        """
+        try:
+            original = format.render(row)
+        except BadRow as bad:
+            if self._settings.strict:
+                raise UserError(f"{rows.place(number)}: {bad}") from None
+            return rows.raw(number), "unreadable", str(bad)
+
+        text = clean(original)
+        counts.normalised += text != original
+        return text, *self._refusal(text)
 
     def _encode(self, texts: list[str]) -> tuple[TokenArray, npt.NDArray[np.int64]]:
         """Returns the tokens of all texts, each with its end-of-text; where each ends.

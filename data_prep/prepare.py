@@ -126,11 +126,6 @@ def finished(request: Request, overwrite: bool) -> Manifest | None:
     )
 
 
-def check_may_replace(request: Request, overwrite: bool) -> None:
-    """Raises UserError where OUT holds something else than the requested data."""
-    finished(request, overwrite)
-
-
 def _is_damaged(manifest: Manifest, out: Path) -> bool:
     try:
         check_bytes(manifest, out, "first")
@@ -196,7 +191,8 @@ def make_data_folder(
 
         manifest = preparation.write(mixed)
 
-        check_may_replace(request, overwrite)  # hours have passed
+        # Raises where OUT holds something else by now: hours have passed.
+        finished(request, overwrite)
         publish(folder, work, out)
         with _progress("tidying up", 1, "folders"):
             discard(work)

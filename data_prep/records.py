@@ -7,7 +7,7 @@ import io
 import json
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -26,9 +26,9 @@ from data_prep.pieces import REJECTED, read_sealed, write_sealed
 from data_prep.scramble import scramble
 from data_prep.settings import SourceSettings
 from data_prep.similarity import Texts
-from dualpath_cli.base.files import replacing
+from dualpath_cli.base.files import hash_file, replacing
 from dualpath_cli.data.manifest import INDEX, MANIFEST, SourceCount, StoredFile
-from dualpath_cli.data.storage import file_sizes, sha256_of
+from dualpath_cli.data.storage import file_sizes
 from dualpath_cli.data.tokenizer import TOKENIZER
 
 DUPLICATES = "duplicates.jsonl.zst"
@@ -208,12 +208,11 @@ def _join(
         stream.close()
 
 
-def write_rejected(folder: Path, pieces: Iterable[Path]) -> None:
+def write_rejected(folder: Path, pieces: Sequence[Path]) -> None:
     """Writes rejected.jsonl.zst: rejected documents with their place and the reason.
 
     `pieces` are those with rejected documents; without any there is no file.
     """
-    pieces = list(pieces)
     if not pieces:
         return
 
@@ -227,15 +226,17 @@ def write_rejected(folder: Path, pieces: Iterable[Path]) -> None:
 
 def first_reason(piece: Path) -> str:
     """Returns the reason of the first rejected document of a piece that has one."""
-    path = piece.with_suffix(REJECTED)
-    with pa.CompressedInputStream(str(path), "zstd") as rejected:
-        line = io.BufferedReader(rejected).readline()
-    row = json.loads(line)
-
+    row = next(rows_in(piece.with_suffix(REJECTED)))
     reason = f"row {row['row']} {row['reason']}"
     if not row["detail"]:
         return reason
     return f"{reason}: {row['detail']}"
+
+
+def rows_in(path: Path) -> Iterator[dict[str, Any]]:
+    """Yields the rows of a file of compressed JSON lines."""
+    with pa.CompressedInputStream(str(path), "zstd") as stream:
+        yield from map(json.loads, io.BufferedReader(stream))
 
 
 def files_beside(folder: Path, chunks: Sequence[StoredFile]) -> list[StoredFile]:
@@ -246,7 +247,7 @@ def files_beside(folder: Path, chunks: Sequence[StoredFile]) -> list[StoredFile]
     beside = []
     for name, size in sorted(file_sizes(folder).items()):
         if name not in known:
-            digest = sha256_of(folder / name)
+            digest = hash_file(folder / name)
             beside.append(StoredFile(name, size, digest))
     return beside
 

@@ -16,7 +16,7 @@ import numpy as np
 from data_prep.engine import Between, shared
 from data_prep.mix import Portion, interleave
 from data_prep.pieces import TokenArray, read_sealed, write_sealed
-from dualpath_cli.base.files import replacing, write_text
+from dualpath_cli.base.files import hash_file, replacing, write_text
 from dualpath_cli.data.manifest import (
     HEADER,
     INDEX,
@@ -24,7 +24,6 @@ from dualpath_cli.data.manifest import (
     StoredFile,
     index_entries,
 )
-from dualpath_cli.data.storage import sha256_of
 
 _CONFIG: dict[str, Any] = {
     "chunk_bytes": None,
@@ -101,7 +100,7 @@ def _first(count: int, arrays: Iterable[TokenArray]) -> Iterator[TokenArray]:
 def _noted_chunk(note: Path, path: Path) -> StoredFile | None:
     """The chunk that an interrupted writer noted, if its file is as it was."""
     noted = json.loads(read_sealed(note) or "null")
-    if noted and path.is_file() and sha256_of(path) == noted["sha256"]:
+    if noted and path.is_file() and hash_file(path) == noted["sha256"]:
         return StoredFile(**noted)
     return None
 
@@ -150,4 +149,4 @@ def write_index(
     entries = index_entries([*chunks], [*lengths])
     index = {"chunks": entries, "config": config, "updated_at": digest.hexdigest()[:16]}
     write_text(folder / INDEX, json.dumps(index, sort_keys=True))
-    return sha256_of(folder / INDEX)
+    return hash_file(folder / INDEX)

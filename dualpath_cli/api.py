@@ -20,13 +20,9 @@ import torch.nn.functional as F
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.ranges import check_range
 from dualpath_cli.data.documents import clean
+from dualpath_cli.data.losses import LanguageModelLoss
 from dualpath_cli.data.tokenizer import Tokenizer
-from dualpath_cli.data.windows import (
-    LanguageModelLoss,
-    Windows,
-    collate,
-    document_windows,
-)
+from dualpath_cli.data.windows import Windows, collate, document_windows
 from dualpath_cli.decoding.decoder import Decoder
 from dualpath_cli.decoding.decoding_pass import forward
 from dualpath_cli.decoding.options import Sampling

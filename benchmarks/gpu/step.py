@@ -62,7 +62,7 @@ class TrainingStep:
                 )
             parts = [*self.model.blocks, self.model.loss]
             self.optimizer = build_optimizer(
-                self.model.named_parameters(), optim, total_steps=1
+                self.model.named_parameters(), optim, total_steps=1, config=config
             )
         else:
             flops = training_flops_per_token(config)

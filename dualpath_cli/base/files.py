@@ -1,13 +1,14 @@
 """Whole files: written under another name, synced, renamed; read with guards."""
 
 import errno
+import hashlib
 import json
 import os
 import re
 import secrets
 import shutil
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -212,6 +213,17 @@ def open_regular(path: Path) -> Iterator[BinaryIO]:
 def _open_without_waiting(name: str, flags: int) -> int:
     # Without O_NONBLOCK, open waits at a pipe until somebody writes to it.
     return os.open(name, flags | os.O_NONBLOCK)
+
+
+def hash_file(path: Path, read: Callable[[int], object] = lambda count: None) -> str:
+    """The sha256 of a file in hexadecimal digits; `read` gets the number of bytes just
+    read."""
+    digest = hashlib.sha256()
+    with open_regular(path) as file:
+        while content := file.read(1 << 22):
+            digest.update(content)
+            read(len(content))
+    return digest.hexdigest()
 
 
 def read_bytes(path: Path) -> bytes:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from dualpath_cli.base.errors import UserError
-from dualpath_cli.base.files import open_regular, replacing
+from dualpath_cli.base.files import hash_file, replacing
 from dualpath_cli.base.output import joined_lines
 
 SCHEME = "s3://"
@@ -99,12 +99,6 @@ def local_copy(location: str | Path) -> Path:
     return path
 
 
-def sha256_of(path: Path) -> str:
-    """Returns the sha256 of a file as hexadecimal digits."""
-    with open_regular(path) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
-
-
 def download(url: str, path: Path, sha256: str) -> None:
     """Copies an object to a path, complete or not at all.
 
@@ -115,7 +109,7 @@ def download(url: str, path: Path, sha256: str) -> None:
             # One connection at a time, which goes on where it was cut; several do not.
             files.get_file(key, str(partial), max_concurrency=1)
 
-        if sha256_of(partial) != sha256:
+        if hash_file(partial) != sha256:
             raise UserError(
                 f"{url}: changed since it was prepared (its sha256 differs)"
             )

@@ -24,7 +24,7 @@ from dualpath_cli.flops.description import (
 from dualpath_cli.flops.plan import STRATEGIES, Cluster, Memory, Strategy, plan
 from dualpath_cli.flops.widths import TOLERANCE
 from dualpath_cli.recipe.schedule import loop_counts
-from dualpath_cli.recipe.settings import OptimSettings, RunSettings
+from dualpath_cli.recipe.settings import RunSettings
 from dualpath_cli.report.table import LOG_WIDTH, Column, Table, show
 from dualpath_cli.spec.config import ModelConfig, by_layer
 
@@ -56,18 +56,13 @@ class PrintedTable:
 
 def describe(options: Flops) -> str:
     """Prints a table, or returns JSON. Names options without effect on stderr."""
-    run = RunSettings()
-    optim = OptimSettings()
     if options.config:
-        settings = settings_of(options.config)
-        description = describe_recipe(options, settings)
-        run = settings.run
-        optim = settings.optim
+        description = describe_recipe(options, settings_of(options.config))
     else:
         _name_idle_options(options)
         description = solve_description(options)
 
-    plans = _plans(description, run, optim) if options.plan else None
+    plans = _plans(description) if options.plan else None
     if options.format == "json":
         record = description.record()
         if plans is not None:
@@ -133,20 +128,17 @@ def _name_idle_options(options: Flops) -> None:
             say(f"dualpath flops: note: {flag(name)} has no effect {idle[name]}")
 
 
-def _plans(
-    description: Description, run: RunSettings, optim: OptimSettings
-) -> MemoryPlans:
-    cluster = _cluster(description, run, optim)
+def _plans(description: Description) -> MemoryPlans:
+    cluster = _cluster(description)
     config = replace(description.config, max_seq_len=description.seq_len)
     by_strategy = {name: plan(config, name, cluster) for name in STRATEGIES}
     return MemoryPlans(cluster, by_strategy)
 
 
-def _cluster(
-    description: Description, run: RunSettings, optim: OptimSettings
-) -> Cluster:
+def _cluster(description: Description) -> Cluster:
     """The cluster of `--plan`; UserError unless groups and batch divide evenly."""
     options = description.options
+    run = description.run
     seq_len = description.seq_len
     batch_tokens = options.batch_tokens or run.batch_tokens
 
@@ -175,7 +167,7 @@ def _cluster(
         micro_batch,
         accumulate=sequences_per_gpu // micro_batch,
         reduce_bytes=2 if run.reduce_dtype == "bfloat16" else 4,
-        optimizer=optim.name,
+        optimizer=description.optim.name,
         checkpointing="selective" if checkpointing == "auto" else checkpointing,
         backprop_loops=run.backprop_loops,
         loop_losses=run.loop_losses > 0,

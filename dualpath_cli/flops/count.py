@@ -237,16 +237,14 @@ def training_flops_per_token(
     forward = total_flops(config, seq_len) + head
     trained = forward
     if backprop_loops is not None:
-        trained = _flops_with_gradient(config, seq_len, backprop_loops, loop_losses)
+        trained = _flops_with_gradient(config, seq_len, backprop_loops)
         trained += head
 
     if loop_losses:
         earlier = config.core_loops - 1
         _, _, coda = _stretches(config)
-        whole, _ = _back_through(coda, seq_len, None)
-        forward += earlier * (whole + head)
-        with_gradient, _ = _back_through(coda, seq_len, backprop_loops)
-        trained += earlier * (with_gradient + head)
+        forward += earlier * (_once(coda, seq_len, None) + head)
+        trained += earlier * (_once(coda, seq_len, backprop_loops) + head)
     return forward + 2 * trained
 
 
@@ -262,50 +260,40 @@ def training_flops_of(
     )
 
 
-def _flops_with_gradient(
-    config: ModelConfig, seq_len: int | None, last: int, loop_losses: bool
-) -> int:
+def _flops_with_gradient(config: ModelConfig, seq_len: int | None, last: int) -> int:
     """Forward FLOPs per token of the layers' parts that get gradients.
 
-    `last` is how many steps of each deep path, and repetitions of the core, do.
+    `last` is how many steps of each deep path, and repetitions of the core, do. Loop
+    blocks have no more steps than that: `recipe.schedule.check_loops` refuses others.
     """
     prelude, core, coda = _stretches(config)
-    flops, reaches = _back_through(coda, seq_len, last)
-    if core and reaches:
-        once, passes = _back_through(core, seq_len, last)
-        repetitions = min(last, config.core_loops)
-        # The router's weights, or its own loss, reach each state by themselves.
-        if not passes and not config.routes_core and not loop_losses:
-            repetitions = 1
+    flops = _once(coda, seq_len, last)
 
+    if core:
         besides = core_flops(config)
-        flops += repetitions * once + besides.router
+        repetitions = min(last, config.core_loops)
         whole = repetitions == config.core_loops
-        if passes and besides.injection:
+        flops += repetitions * _once(core, seq_len, last) + besides.router
+        if besides.injection:
             injections = repetitions - whole
             flops += injections * besides.injection // (config.core_loops - 1)
-        reaches = passes and (whole or config.injection != "none")
 
-    if reaches:
-        flops += _back_through(prelude, seq_len, last)[0]
-    return flops
+        # Without a first repetition, gradients reach the prelude only by injection.
+        if not whole and config.injection == "none":
+            return flops
+
+    return flops + _once(prelude, seq_len, last)
 
 
-def _back_through(
-    layers: Sequence[LayerConfig], seq_len: int | None, last: int | None
-) -> tuple[int, bool]:
-    """FLOPs of one application of these layers that get gradients, and whether their
-    input does."""
+def _once(layers: Sequence[LayerConfig], seq_len: int | None, last: int | None) -> int:
+    """FLOPs of one application of these layers, of the parts that get gradients: the
+    last steps of each deep path, or all if `last` is None."""
     flops = 0
-    for layer in reversed(layers):
+    for layer in layers:
         steps = layer.loops if last is None else min(last, layer.loops)
         with_gradient = replace(layer, loops=steps, core_loops=1)
         flops += layer_flops(with_gradient, seq_len).total
-        # Without an earlier step, the input of a loop block is only seen through keys
-        # and values that the steps share.
-        if layer.block == "loop" and steps < layer.loops and layer.step_kv == "own":
-            return flops, False
-    return flops, True
+    return flops
 
 
 def _stretches(config: ModelConfig) -> list[list[LayerConfig]]:

@@ -18,7 +18,12 @@ from dualpath_cli.flops import count
 from dualpath_cli.flops.widths import FlopMatch, Target, solve_widths, solve_within
 from dualpath_cli.recipe.recipes import Recipe, load_recipe, merge
 from dualpath_cli.recipe.schedule import check_loops, loop_counts
-from dualpath_cli.recipe.settings import RunSettings, Settings, settings_from
+from dualpath_cli.recipe.settings import (
+    OptimSettings,
+    RunSettings,
+    Settings,
+    settings_from,
+)
 from dualpath_cli.spec.config import (
     RANGES,
     BlockKind,
@@ -226,7 +231,9 @@ class Description:
     tokens: int  # of training
     target: Target | None = None  # of the solved widths; None for a recipe's model
     clamped: tuple[str, ...] = ()  # names of solved widths above their share
-    run: RunSettings = field(default_factory=RunSettings)  # of a recipe
+    # of a recipe
+    run: RunSettings = field(default_factory=RunSettings)
+    optim: OptimSettings = field(default_factory=OptimSettings)
 
     @property
     def matched(self) -> Target | None:
@@ -347,6 +354,7 @@ def describe_recipe(options: Flops, settings: Settings) -> Description:
         seq_len=options.seq_len or config.max_seq_len,
         tokens=run.max_tokens,
         run=run,
+        optim=settings.optim,
     )
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from dualpath_cli.flops import count
+from dualpath_cli.flops.count import BFLOAT16
 from dualpath_cli.flops.shapes import hidden, numbers, units, untrained
 from dualpath_cli.spec.config import (
     GATE_OUTPUTS,
@@ -25,7 +26,6 @@ Strategy = Literal["ddp", "fsdp", "hsdp"]
 STRATEGIES: tuple[Strategy, ...] = ("ddp", "fsdp", "hsdp")
 Optimizer = Literal["adamw", "muon"]
 FLOAT32 = 4
-BFLOAT16 = 2
 # logits that the loss holds at once; `model.loss.MAX_LOGITS_COMPILED`
 MAX_LOGITS = 2**30
 

@@ -77,10 +77,10 @@ def kind_of(
 EXPERTS = re.compile(r"blocks\.(\d+)\.wide\.sublayer\.ffn\.(gate|up|down)_proj\.weight")
 
 
-def matrices_in(name: str, config: ModelConfig | None) -> int:
+def matrices_in(name: str, config: ModelConfig) -> int:
     """The number of matrices stacked in a parameter: one for each expert."""
     place = EXPERTS.fullmatch(name)
-    if place is None or config is None:
+    if place is None:
         return 1
 
     layer = config.layers[int(place[1])]

@@ -4,14 +4,13 @@ A checkpoint is a folder (`checkpoint_folder.py`). Beside the checkpoints,
 `manifests/step-N.json` holds the size and the sha256 of each file of `step-N`.
 """
 
-import hashlib
 import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from dualpath_cli.base.errors import UserError, content_fault
-from dualpath_cli.base.files import is_special, open_regular, read_json, write_text
+from dualpath_cli.base.files import hash_file, is_special, read_json, write_text
 from dualpath_cli.base.pointers import refuse_pointer
 
 Files = dict[str, dict[str, Any]]
@@ -77,12 +76,12 @@ def fault_of(checkpoint: Path) -> str | None:
 
 
 def damaged(
-    checkpoint: Path,
-    rank: int = 0,
-    ranks: int = 1,
-    read: Callable[[int], object] | None = None,
+    checkpoint: Path, rank: int, ranks: int, read: Callable[[int], object]
 ) -> list[str]:
-    """Hashes this rank's part of the files; returns the names of changed ones."""
+    """Hashes this rank's part of the files; returns the names of changed ones.
+
+    `read` is called with the number of bytes just read.
+    """
     files = sizes_and_hashes(checkpoint)
     own = sorted(files)[rank::ranks]
     return [
@@ -106,15 +105,3 @@ def sizes_and_hashes(checkpoint: Path) -> Files:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path.name} cannot be read: {content_fault(error)}") from None
     return dict(files)
-
-
-def hash_file(path: Path, read: Callable[[int], object] | None = None) -> str:
-    """The sha256 of a file in hexadecimal digits; `read` gets the number of bytes just
-    read."""
-    digest = hashlib.sha256()
-    with open_regular(path) as file:
-        while content := file.read(1 << 22):
-            digest.update(content)
-            if read is not None:
-                read(len(content))
-    return digest.hexdigest()

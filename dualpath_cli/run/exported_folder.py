@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from dualpath_cli.base.errors import UserError, content_fault
-from dualpath_cli.base.files import read_json, read_text
+from dualpath_cli.base.files import hash_file, read_json, read_text
 from dualpath_cli.base.pointers import StandIn
-from dualpath_cli.run.checkpoint_files import hash_file, sizes_and_hashes
+from dualpath_cli.run.checkpoint_files import sizes_and_hashes
 from dualpath_cli.run.run_folder import (
     RECIPE,
     TOKENIZER,
@@ -82,9 +82,7 @@ def listing(hashes: Mapping[str, str]) -> str:
     return "".join(f"{sha256}  {name}\n" for name, sha256 in sorted(hashes.items()))
 
 
-def check_unchanged(
-    folder: Path, read: Callable[[int], object] = lambda count: None
-) -> None:
+def check_unchanged(folder: Path, read: Callable[[int], object]) -> None:
     """Compares an exported folder with its list, if it has one, except for the model
     card.
 

@@ -30,17 +30,17 @@ import torch
 from lightning.pytorch import Trainer
 from torch.utils.data import DataLoader
 
-from dualpath_cli.base.files import open_regular, replacing
+from dualpath_cli.base.files import hash_file, open_regular, replacing
 from dualpath_cli.data.documents import Source, source_files
 from dualpath_cli.data.manifest import MANIFEST, Manifest
 from dualpath_cli.data.storage import exists, local_copy
 from dualpath_cli.data.tokenizer import Tokenizer
 from dualpath_cli.data.windows import Window, Windows, collate
 from dualpath_cli.kernels.device import device_name
+from dualpath_cli.model import DualPathLM
 from dualpath_cli.recipe.settings import ValidationSet
 from dualpath_cli.report.bootstrap import clusters_of
 from dualpath_cli.report.console import Progress, counted
-from dualpath_cli.run.checkpoint_files import hash_file
 from dualpath_cli.run.exported_folder import hash_of_weights
 from dualpath_cli.run.weights import from_all_ranks
 from dualpath_cli.training.data_module import TokenBatch
@@ -170,13 +170,18 @@ class Pass(ABC):
         """Facts, for JSON, that decide this pass's numbers, besides windows and shared
         facts."""
 
-    @abstractmethod
+    @property
+    def model(self) -> DualPathLM:
+        """The model that the pass runs; there is one once the pass has begun."""
+        return self._module.model
+
     def begin(self, module: DualPathModule, files: ExitStack) -> None:
         """Starts the pass, on all ranks, before the first batch.
 
         A file entered into `files` is complete when the pass ends, and deleted if it
         fails.
         """
+        self._module = module
 
     @abstractmethod
     def step(
@@ -222,8 +227,7 @@ class Pass(ABC):
         """Writes the arrays, whole or not at all: their file marks the pass as
         finished."""
         sealed = arrays | {_SEAL: np.array(self._seal(arrays))}
-        with replacing(self.path) as partial, partial.open("wb") as file:
-            np.savez_compressed(file, **sealed)  # type: ignore[arg-type]
+        write_arrays(self.path, sealed)
         self.arrays = arrays
 
     def _seal(self, arrays: Arrays) -> str:
@@ -245,6 +249,11 @@ def found_by_all_ranks(own: Mapping[int, FoundT]) -> dict[int, FoundT]:
     for of_rank in from_all_ranks(own):
         found |= of_rank
     return found
+
+
+def write_arrays(path: Path, arrays: Arrays) -> None:
+    with replacing(path) as partial, partial.open("wb") as file:
+        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
 
 
 def read_arrays(path: Path) -> Arrays:

@@ -124,17 +124,19 @@ class Checkpoints(Callback):
         """Gives a checkpoint its name; drops abandoned later ones, and the oldest."""
         # If the run went back, later checkpoints go first: beside the new one they
         # would look like its successors.
-        left = [step for step in self._found() if step > self.saved_step]
-        self._drop(left)
+        found = self._found()
+        self._drop(found[step] for step in found if step > self.saved_step)
         publish(partial, final, files)
 
-        steps = sorted(self._found())
+        found = self._found()
+        steps = sorted(found)
         keep = self.settings.keep
         every = self.settings.keep_every
         oldest = steps[:-keep] if keep else []
-        self._drop(step for step in oldest if not every or step % every)
+        self._drop(found[step] for step in oldest if not every or step % every)
 
     def _found(self) -> dict[int, Path]:
+        """The checkpoints by their steps."""
         # By name: if a checkpoint is a link to another place, only the link is dropped.
         found = {}
         for path in self.folder.glob("step-*"):
@@ -142,10 +144,8 @@ class Checkpoints(Callback):
                 found[run_folder.step_of(path)] = path
         return found
 
-    def _drop(self, steps: Iterable[int]) -> None:
-        found = self._found()
-        for step in steps:
-            old = found[step]
+    def _drop(self, checkpoints: Iterable[Path]) -> None:
+        for old in checkpoints:
             # Renamed first: an interrupted removal must not leave half a checkpoint
             # under its name.
             dropped = old.with_name(f"{old.name}.dropped{PARTIAL}")

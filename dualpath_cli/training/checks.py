@@ -139,7 +139,7 @@ def unused_rows(settings: Settings, manifest: Manifest) -> str:
     )
 
 
-def epochs(settings: Settings, manifest: Manifest, since: int = 0) -> float:
+def epochs(settings: Settings, manifest: Manifest, since: int) -> float:
     """Passes over the blocks of the training data in the run's steps from step `since`
     on.
 

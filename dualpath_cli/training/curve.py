@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dualpath_cli.base.files import replacing
-from dualpath_cli.report.figures import DEEP, MUTED, SOURCES, WIDE
+from dualpath_cli.report.figures import DEEP, MUTED, SOURCES, WIDE, panels, plain
 from dualpath_cli.run.run_folder import VALIDATION
 from dualpath_cli.run.tables import METRICS, ROUTING, TableRow, read_table
 
@@ -24,8 +24,6 @@ def draw(run: Path) -> Path:
     Returns the file.
     """
     from matplotlib.ticker import EngFormatter
-
-    from dualpath_cli.report.figures import panels, plain
 
     tables = RunTables.of_run(run)
     titles = ["bits per byte"]

@@ -55,8 +55,8 @@ class DualPathDataModule(LightningDataModule):
         micro_batch: int,
         step_sequences: int,
         seed: int,
-        data_since: int = 0,
-        checkpoint: Path | None = None,
+        data_since: int,
+        checkpoint: Path | None,
     ) -> None:
         """`step_sequences` are those of an optimizer step on all ranks, `micro_batch`
         those of one forward pass; `data_since` is the first step that trained on these

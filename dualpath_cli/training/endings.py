@@ -90,7 +90,7 @@ def _out_of_memory(
     """
     trainer = session.trainer
     launch = session.launch
-    size = session.datamodule.micro_batch
+    size = launch.settings.run.micro_batch
 
     began_at = launch.step or 0
     # A trainer that only validates counts no steps.

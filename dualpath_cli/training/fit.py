@@ -43,15 +43,14 @@ def fit(session: Session[TrainingLaunch]) -> None:
     launch = session.launch
     run = launch.settings.run
     trainer = session.trainer
-    micro_batch = session.datamodule.micro_batch
 
     accumulate = micro_batches(
         run.batch_tokens,
         launch.settings.model.max_seq_len,
         trainer.world_size,
-        micro_batch,
+        run.micro_batch,
     )
-    launched = why_launched(launch.settings, trainer, micro_batch)
+    launched = why_launched(launch.settings, trainer)
     plan = plan_of(session, accumulate, launched)
     if launch.dry_run:
         session.say(f"{dump(launch.settings.as_recipe())}\n{plan}")
@@ -163,7 +162,7 @@ def _facts(session: Session[TrainingLaunch], model: dict[str, Any]) -> dict[str,
         "taken_back": launch.taken_back,
         "branched_from": None if trunk is None else f"{trunk}{BRANCHED}{launch.step}",
         "devices": session.trainer.world_size,
-        "micro_batch": session.datamodule.micro_batch,
+        "micro_batch": launch.settings.run.micro_batch,
         "device": device_name(session.trainer.strategy.root_device),
     }
 

@@ -41,7 +41,7 @@ class Losses:
     loads: Mapping[int, torch.Tensor]
 
 
-def why_launched(settings: Settings, trainer: Trainer, micro_batch: int) -> str:
+def why_launched(settings: Settings, trainer: Trainer) -> str:
     """Why steps are launched kernel by kernel; empty if graphs are used."""
     model = settings.model
     run = settings.run
@@ -64,7 +64,7 @@ def why_launched(settings: Settings, trainer: Trainer, micro_batch: int) -> str:
         if holds:
             return reason
 
-    flops = training_flops_of(run)(model) * micro_batch * model.max_seq_len
+    flops = training_flops_of(run)(model) * run.micro_batch * model.max_seq_len
     if flops > MOST_FLOPS:
         return f"a micro-batch of {flops / 1e12:.0f} TFLOPs, which keeps the GPU busy"
     return ""

@@ -118,16 +118,14 @@ def share_cores(processes: int) -> None:
     _set_num_threads_if_needed(processes)
 
 
-def set_parallel_sizes(
-    strategy: "ModelParallelStrategy", data: int, tensor: int
-) -> None:
-    """Sets the two sizes of a mesh before it is made.
+def set_parallel_sizes(strategy: "ModelParallelStrategy", data: int) -> None:
+    """Sets the two sizes of a mesh before it is made: `data` and 1.
 
     Gains data parallelism over all devices, whose number the trainer knows late.
     Lightning's defaults mean tensor parallelism within a node.
     """
     strategy._data_parallel_size = data
-    strategy._tensor_parallel_size = tensor
+    strategy._tensor_parallel_size = 1
 
 
 def replace_mesh(strategy: "ModelParallelStrategy", mesh: "DeviceMesh") -> None:

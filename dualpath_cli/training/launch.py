@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from dualpath_cli.base.errors import UserError
-from dualpath_cli.base.files import folder_of
+from dualpath_cli.base.files import folder_of, hash_file
 from dualpath_cli.data.manifest import Manifest
 from dualpath_cli.data.tokenizer import Tokenizer
 from dualpath_cli.recipe.keys import OF_TEXTS, check_effect
 from dualpath_cli.recipe.schedule import stable_steps
 from dualpath_cli.recipe.settings import Settings, settings_from
-from dualpath_cli.run.checkpoint_files import fault_of, hash_file, manifest_of
+from dualpath_cli.run.checkpoint_files import fault_of, manifest_of
 from dualpath_cli.run.exported_folder import LISTING
 from dualpath_cli.run.run_folder import (
     RECIPE,
@@ -103,7 +103,11 @@ class StudyLaunch:
 
     settings: Settings
     run: Run
-    options: Any  # the command's own, as their `read` returns them
+    options: Any  # the command's own, as their `with_run` returns them
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.run.tokenizer
 
     @property
     def folder(self) -> Path:

@@ -8,7 +8,7 @@ import torch
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import nn
 
-from dualpath_cli.data.windows import LanguageModelLoss
+from dualpath_cli.data.losses import LanguageModelLoss
 from dualpath_cli.kernels.freed_memory import keep_freed_memory
 from dualpath_cli.model.parameters import kind_of
 from dualpath_cli.recipe.schedule import StepLoops, std_factors
@@ -38,11 +38,11 @@ class DualPathModule(StepState):
         *,
         seed: int | None,
         compile_blocks: bool,
+        micro_batch: int,
         checkpointing: Checkpointing = "none",
         reduce_dtype: torch.dtype | None = None,
         weights: Path | None = None,
         step_loops: StepLoops | None = None,
-        micro_batch: int | None = None,
         backprop_loops: int | None = None,
         loop_losses: float = 0.0,
     ) -> None:
@@ -50,8 +50,8 @@ class DualPathModule(StepState):
         `weights`, or by the Trainer, which continues a run. Sharded gradients are
         reduced in `reduce_dtype`; None is the gradients' type. Without `step_loops`
         each step trains with the model's loops. A step trains on `micro_batch`
-        sequences at a time; None: on all of a rank's at once. `backprop_loops` and
-        `loop_losses` are those of `RunSettings`.
+        sequences at a time. `backprop_loops` and `loop_losses` are those of
+        `RunSettings`.
         """
         super().__init__(
             config,

@@ -17,19 +17,15 @@ def build_optimizer(
     parameters: Iterable[tuple[str, nn.Parameter]],
     settings: OptimSettings,
     total_steps: int,
-    config: ModelConfig | None = None,
+    config: ModelConfig,
     products: torch.dtype | None = None,
 ) -> torch.optim.Optimizer:
     """Returns AdamW or Muon with a group for each kind of parameters.
 
-    `total_steps` are the run's. `config` may be left out for a model without custom
-    classes, experts and `base_width`. `products` is the type of Muon's matrix products;
-    None is the weights' type. Raises ValueError for a parameter that `model.parameters`
-    does not know.
+    `total_steps` are the run's. `products` is the type of Muon's matrix products; None
+    is the weights' type. Raises ValueError for a parameter that `model.parameters` does
+    not know.
     """
-    assert config is not None or settings.base_width is None
-    width = 1 if config is None else config.d_model
-
     members: dict[Kind, list[nn.Parameter]] = {}
     stacked: dict[nn.Parameter, int] = {}
     for name, parameter in parameters:
@@ -42,7 +38,7 @@ def build_optimizer(
     decay = weight_decay(total_steps, settings)
     groups = []
     for kind, params in members.items():
-        factor = rate_factor(kind, settings, width)
+        factor = rate_factor(kind, settings, config.d_model)
         own_decay = decay if GROUP_OF[kind] in settings.decay else 0.0
         if settings.decay_sum is not None:  # rate times decay is the same for all kinds
             own_decay = own_decay / factor if factor else 0.0

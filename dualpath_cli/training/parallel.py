@@ -298,7 +298,7 @@ class FullyShardedStrategy(ModelParallelStrategy):
 
     def setup_environment(self) -> None:
         devices = self.num_nodes * self.num_processes
-        internals.set_parallel_sizes(self, data=devices, tensor=1)
+        internals.set_parallel_sizes(self, data=devices)
         super().setup_environment()
         if self.shards == devices:
             return

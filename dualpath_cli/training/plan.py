@@ -25,7 +25,7 @@ def plan_of(
     settings = session.launch.settings
     steps = (
         f"{settings.run.steps:,} steps of {settings.run.batch_tokens:,} tokens: "
-        f"{session.trainer.world_size} x {session.datamodule.micro_batch} sequences of "
+        f"{session.trainer.world_size} x {settings.run.micro_batch} sequences of "
         f"{settings.model.max_seq_len}, accumulated {accumulate} times"
     )
     parts: dict[str, PlanPart] = {

@@ -35,8 +35,9 @@ from dualpath_cli.training.faint_gradients import FaintGradients
 from dualpath_cli.training.launch import StudyLaunch, TrainingLaunch
 from dualpath_cli.training.module import DualPathModule
 from dualpath_cli.training.ranks import launch_by
+from dualpath_cli.training.routing_log import RoutingLog
 from dualpath_cli.training.stopping import Stopping
-from dualpath_cli.training.tables import BadSteps, MetricsLog, RoutingLog
+from dualpath_cli.training.tables import BadSteps, MetricsLog
 
 WANDB_ID = "wandb_id"
 """File of the run folder with the id of its W&B run, which stays if the folder is
@@ -123,10 +124,7 @@ def build_session(
         and training is not None
         and parallel.can_compile(trainer.strategy.root_device)
     )
-    if isinstance(launch, TrainingLaunch):
-        tokenizer = launch.tokenizer
-    else:
-        tokenizer = launch.run.tokenizer
+    tokenizer = launch.tokenizer
     module = _build_module(launch, module_class, tokenizer.token_bytes(), compiled)
     datamodule = DualPathDataModule(
         settings.data,

@@ -89,10 +89,9 @@ def train_step(module: StepState, batch: TokenBatch) -> torch.Tensor:
     return torch.stack(losses).mean()
 
 
-def split_batch(batch: TokenBatch, size: int | None) -> list[TokenBatch]:
-    """Micro-batches of `size` sequences; None: one of them all."""
+def split_batch(batch: TokenBatch, size: int) -> list[TokenBatch]:
+    """Micro-batches of `size` sequences."""
     tokens, targets = batch
-    size = len(tokens) if size is None else size
     return list(zip(tokens.split(size), targets.split(size), strict=True))
 
 

@@ -8,7 +8,7 @@ from lightning.pytorch import LightningModule
 from torch import nn
 
 from dualpath_cli.base.errors import UserError
-from dualpath_cli.data.windows import LanguageModelLoss
+from dualpath_cli.data.losses import LanguageModelLoss
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.model.loss import IGNORE
 from dualpath_cli.recipe.schedule import StepLoops
@@ -38,7 +38,7 @@ class StepState(LightningModule):
         *,
         compile_blocks: bool,
         step_loops: StepLoops | None,
-        micro_batch: int | None,
+        micro_batch: int,
         backprop_loops: int | None,
         loop_losses: float,
     ) -> None:

@@ -44,9 +44,10 @@ class Stopping(Callback):
     """
 
     def __init__(
-        self, checkpoints: Checkpoints, timeout: timedelta, seconds: float | None = None
+        self, checkpoints: Checkpoints, timeout: timedelta, seconds: float | None
     ) -> None:
-        """Stops after `seconds` as after a signal; ranks wait at most `timeout`."""
+        """Stops after `seconds` as after a signal, with None never; ranks wait at most
+        `timeout`."""
         self.checkpoints = checkpoints
         self.seconds = seconds
         self.signum = 0

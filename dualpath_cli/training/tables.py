@@ -1,4 +1,4 @@
-"""The tables of a run while it trains: metrics, validation, routing and bad_steps.csv.
+"""The tables of a run while it trains: metrics, validation and bad_steps.csv.
 
 metrics.csv gets a row every `log_every` optimizer steps: loss and bits per byte over
 the tokens since the last row, learning rate (of the schedule and of each kind of
@@ -7,11 +7,6 @@ parameters), gradient norm (before clipping), steps skipped since the last row
 (`balance`), tokens/s, model FLOP/s and, if the peak is known, MFU. Micro-batches whose
 loss is not finite are not in the means. Training time includes compiling, saving and
 read-outs, but not validation.
-
-routing.csv gets gates, gains and expected loops of each layer every `gates_every`
-steps, by an extra forward pass with `model.loops` on the step's first sequence: the
-first rank's first, on any number of ranks. So the training graph stays free of
-read-outs.
 """
 
 import math
@@ -24,15 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from lightning.pytorch import Callback, Trainer
 from rich.console import Console
 
 from dualpath_cli.base.errors import NumbersFailed
 from dualpath_cli.base.files import write_text
 from dualpath_cli.flops.count import over_loops, training_flops_of
-from dualpath_cli.model import DualPathLM, RoutingTrace
-from dualpath_cli.model.block import DualPathBlock
 from dualpath_cli.recipe.schedule import learning_rate, rate_factor
 from dualpath_cli.recipe.settings import RunSettings
 from dualpath_cli.report.console import Progress, counted
@@ -42,14 +34,12 @@ from dualpath_cli.run.tables import (
     BAD_STEPS,
     KEYS,
     METRICS,
-    ROUTING,
     TABLE_COLUMNS,
     TableRow,
     is_validated,
     read_table,
 )
-from dualpath_cli.run.weights import whole
-from dualpath_cli.spec.config import Kind, LayerConfig, ModelConfig
+from dualpath_cli.spec.config import Kind, ModelConfig
 from dualpath_cli.training import internals
 from dualpath_cli.training.balance import COLUMNS
 from dualpath_cli.training.guard import SkipReason
@@ -347,109 +337,6 @@ def _status(row: CsvRow) -> str:
     if "mfu" in row:
         status += f", MFU {row['mfu']:.1%}"
     return status
-
-
-class RoutingLog(Callback):
-    """Writes a row per layer; gains are after the softplus (s in Eq. 1).
-
-    A layer of the core has means over its repetitions, and gains of each.
-    """
-
-    def __init__(self, run_folder: Path, every: int, model: ModelConfig) -> None:
-        """Writes rows every `every` optimizer steps; 0: never."""
-        self.every = every
-        repetitions = range(1, model.core_loops + 1)
-        steps = range(1, model.most_loops + 1)
-        self.gain_columns = [
-            _of_repetition(f"gain_deep_{k}", r) for r in repetitions for k in steps
-        ]
-        self.wide_columns = [_of_repetition("gain_wide", r) for r in repetitions]
-
-        columns = [*TABLE_COLUMNS[ROUTING], *self.gain_columns, *self.wide_columns]
-        if model.routes_core:
-            columns.append(CORE_COLUMN)
-        self.table = CsvTable(run_folder / ROUTING, columns)
-
-    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
-        # Without read-outs there may still be rows after the step to continue from.
-        if trainer.is_global_zero and (self.every or self.table.path.exists()):
-            self.table.open(trainer.global_step)
-
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        if not self.every or trainer.global_step % self.every:
-            return
-
-        # All ranks: under fsdp a forward pass is a collective.
-        tokens, _ = batch
-        with trainer.precision_plugin.forward_context():
-            rows = self.read_out(pl_module.model, tokens[:1])
-
-        for logger in trainer.loggers:
-            for row in rows:
-                prefix = f"routing/layer_{row['layer']:02d}"
-                numbers = {
-                    f"{prefix}/{name}": value
-                    for name, value in row.items()
-                    if name != "layer"
-                }
-                logger.log_metrics(numbers, trainer.global_step)
-
-        if trainer.is_global_zero:
-            self.table.append(*({"step": trainer.global_step, **row} for row in rows))
-
-    @torch.no_grad()
-    def read_out(self, model: DualPathLM, tokens: torch.Tensor) -> list[CsvRow]:
-        """Means over tokens (B, T) per layer; columns that a layer lacks stay empty."""
-        trace = RoutingTrace()
-        with torch.compiler.set_stance("force_eager"):
-            model(tokens, trace=trace)
-
-        rows: list[CsvRow] = []
-        for number, block in enumerate(model.blocks):
-            row: CsvRow = {"layer": number}
-            applications = [own for own in trace.layers if own.layer == number]
-            for column in ("gate_deep", "gate_wide", "expected_loops"):
-                values = [getattr(own, column) for own in applications]
-                if values[0] is not None:
-                    row[column] = torch.stack(values).float().mean().item()
-
-            assert isinstance(block, DualPathBlock)
-            row |= self._gains_of(block, model.config.layers[number])
-            rows.append(row)
-
-        if trace.core is not None and model.config.routes_core:
-            expected = trace.core.expected_loops
-            assert expected is not None
-            _, core, _ = model.config.stretches
-            for number in core:
-                rows[number][CORE_COLUMN] = expected.float().mean().item()
-        return rows
-
-    def _gains_of(self, block: DualPathBlock, layer: LayerConfig) -> CsvRow:
-        row: CsvRow = {}
-        if block.kind != "wide":
-            gains = iter(_gains(block.deep.gains))
-            for r in range(1, layer.core_loops + 1):
-                for k in range(1, layer.loops + 1):
-                    row[_of_repetition(f"gain_deep_{k}", r)] = next(gains)
-        if block.kind != "loop":
-            gains = iter(_gains(block.wide.gain))
-            row |= dict(zip(self.wide_columns, gains, strict=False))
-        return row
-
-
-CORE_COLUMN = "expected_core_loops"
-
-
-def _of_repetition(column: str, r: int) -> str:
-    """A column of repetition r of the core, from 1."""
-    return column if r == 1 else f"{column}_r{r}"
-
-
-def _gains(parameter: torch.Tensor) -> list[float]:
-    return F.softplus(whole(parameter).float()).tolist()
 
 
 class BadSteps(Callback):

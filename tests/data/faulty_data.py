@@ -16,8 +16,8 @@ import numpy.typing as npt
 import pytest
 
 from data_prep.shards import write_chunk, write_index
+from dualpath_cli.base.files import hash_file
 from dualpath_cli.data.manifest import MANIFEST, Manifest, SourceCount, StoredFile
-from dualpath_cli.data.storage import sha256_of
 from dualpath_cli.data.tokenizer import TOKENIZER, Tokenizer
 from tests.data.small_tokenizer import tokenizer_with
 from tests.training.tiny_run import MERGES, SEQ_LEN
@@ -169,7 +169,7 @@ def intact(manifest: Manifest, folder: Path) -> bool:
     manifest.check_files(folder)
     manifest.check_tokenizer(folder)
     files = (*manifest.chunks, *manifest.beside)
-    return all(sha256_of(folder / file.name) == file.sha256 for file in files)
+    return all(hash_file(folder / file.name) == file.sha256 for file in files)
 
 
 def write_data_folder(
@@ -187,7 +187,7 @@ def write_data_folder(
     tokens = np.asarray(ids, np.uint16)
     beside = [
         StoredFile(
-            path.relative_to(folder).as_posix(), path.stat().st_size, sha256_of(path)
+            path.relative_to(folder).as_posix(), path.stat().st_size, hash_file(path)
         )
         for path in sorted(folder.rglob("*"))
         if path.is_file()

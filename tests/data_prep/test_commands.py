@@ -20,14 +20,14 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep import corpora, fetching, packaged, sample
+from data_prep import fetching, packaged, sample
 from data_prep import tokenizer as tokenizer_command
 from data_prep.settings import settings_from
 from dualpath_cli.base.errors import RunFailed, UserError
+from dualpath_cli.base.files import hash_file
 from dualpath_cli.cli.main import main
 from dualpath_cli.data import primitives
 from dualpath_cli.data.manifest import Manifest
-from dualpath_cli.data.storage import sha256_of
 from dualpath_cli.data.tokenizer import Tokenizer, train_bpe
 from dualpath_cli.recipe.recipes import find_recipe, read_recipe_file
 from tests.data.faulty_data import intact, source_count, write_data_folder
@@ -83,7 +83,7 @@ def test_the_sample_comes_with_tokenizer_and_held_out_texts(tmp_path, capsys):
     assert intact(manifest, out)
     # documented numbers rest on it
     assert manifest.fingerprint.startswith("bebe093e372f")
-    digests = {name: sha256_of(out / name)[:12] for name in SAMPLE}
+    digests = {name: hash_file(out / name)[:12] for name in SAMPLE}
     assert digests == SAMPLE
     assert {f"val/{path.name}" for path in (out / "val").iterdir()} < set(SAMPLE)
     assert f"{manifest.tokens:,} tokens" in capsys.readouterr().out
@@ -96,7 +96,7 @@ def test_primitives_come_with_a_token_for_each_byte_and_held_out_texts(
 ):
     monkeypatch.setattr(primitives, "DOCUMENTS", 300)
     few = hashlib.sha256(packaged.primitives_texts())
-    monkeypatch.setattr(corpora, "PRIMITIVES_SHA256", few.hexdigest())
+    monkeypatch.setattr(packaged, "PRIMITIVES_SHA256", few.hexdigest())
     out = tmp_path / "data"
     words = ["--source", "primitives", "--tokens", "20K", "--out", str(out)]
     words += ["--workers", "1"]
@@ -109,7 +109,7 @@ def test_primitives_come_with_a_token_for_each_byte_and_held_out_texts(
     assert kinds == {"addition.jsonl", "assignment.jsonl"}
 
     # The texts are not drawn anew.
-    monkeypatch.setattr(corpora, "primitives_texts", None)
+    monkeypatch.setattr(packaged, "primitives_texts", None)
     capsys.readouterr()
     assert prepare(words) == 0
     assert "nothing to do" in capsys.readouterr().out

@@ -296,7 +296,7 @@ def test_a_step_takes_what_is_planned_at_its_peak(config):
     model = build_model(config, 0, True, "selective")
     tokens_BT = torch.randint(config.vocab_size, (8, config.max_seq_len + 1))
     optimizer = build_optimizer(
-        model.named_parameters(), OptimSettings(), total_steps=1
+        model.named_parameters(), OptimSettings(), total_steps=1, config=config
     )
 
     def step() -> None:
@@ -318,7 +318,9 @@ def test_a_step_takes_what_is_planned_at_its_peak(config):
 def test_states_are_weights_gradients_and_moments(name):
     config = shape()
     model = DualPathLM(config, seed=0)
-    optimizer = build_optimizer(model.named_parameters(), OptimSettings(name=name), 1)
+    optimizer = build_optimizer(
+        model.named_parameters(), OptimSettings(name=name), 1, config
+    )
     for p in model.parameters():
         p.grad = torch.zeros_like(p)
     optimizer.step()

@@ -263,7 +263,13 @@ def test_impossible_models_are_refused(changes, problem):
 
 def test_training_minimises_the_auxiliary_loss_and_logs_the_loss_without_it():
     module = DualPathModule(
-        SMALL, OptimSettings(), [1] * SMALL.vocab_size, [], seed=0, compile_blocks=False
+        SMALL,
+        OptimSettings(),
+        [1] * SMALL.vocab_size,
+        [],
+        seed=0,
+        compile_blocks=False,
+        micro_batch=1,
     )
     module.configure_model()
     assert same_weights(module.model, DualPathLM(SMALL, seed=0))

@@ -69,7 +69,7 @@ def test_who_meets_an_unknown_parameter_refuses_it_by_name():
         lambda: kind_of("blocks.1.surprise"),
         lambda: model.init_weights(0),
         lambda: build_optimizer(
-            model.named_parameters(), OptimSettings(), total_steps=9
+            model.named_parameters(), OptimSettings(), total_steps=9, config=SMALL
         ),
     ):
         with pytest.raises(

@@ -20,7 +20,6 @@ from dualpath_cli.cli.main import main
 from dualpath_cli.data.manifest import Manifest
 from dualpath_cli.recipe.recipes import merge
 from dualpath_cli.recipe.settings import RunSettings
-from dualpath_cli.report import figures
 from dualpath_cli.report.console import plain_console
 from dualpath_cli.run.checkpoint_files import (
     describe,
@@ -533,9 +532,9 @@ def test_a_run_that_early_stopping_ends_goes_on_without(fit, capsys):
 
 def test_a_panel_shows_what_the_blocks_have(trained, monkeypatch):
     """Each dual layer has a line of expected loops, and one of both gates."""
-    drawings, panels_of = [], figures.panels
+    drawings, panels_of = [], curve.panels
     monkeypatch.setattr(
-        figures,
+        curve,
         "panels",
         lambda *a, **k: drawings.append(panels_of(*a, **k)) or drawings[-1],
     )

@@ -59,7 +59,7 @@ def train(model: DualPathLM, optim: OptimSettings = OPTIM) -> list[float]:
             noise = torch.empty(parameter.shape).normal_(std=0.2, generator=generator)
             parameter.add_(noise)
     draw = random.Random(0)
-    optimizer = build_optimizer(model.named_parameters(), optim, STEPS)
+    optimizer = build_optimizer(model.named_parameters(), optim, STEPS, model.config)
     scheduler = build_scheduler(optimizer, STEPS, optim)
     losses = []
     for _ in range(STEPS):

@@ -9,6 +9,7 @@ strategies on the way.
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -393,15 +394,16 @@ def test_a_run_of_replayed_steps_is_that_of_launched_ones(
 def test_the_line_says_why_steps_are_launched(changes, reason, texts, tmp_path):
     recipe = merge(tiny_recipe(texts, tmp_path), changes)
     settings = build(Settings, recipe)
+    settings = replace(settings, run=replace(settings.run, micro_batch=4096))
     trainer: Any = SimpleNamespace(
         strategy=SingleDeviceStrategy(torch.device("cuda")),
         world_size=1,
         precision="bf16-mixed",
     )
-    said = graphs.why_launched(settings, trainer, micro_batch=4096)
+    said = graphs.why_launched(settings, trainer)
     assert said.endswith(reason) if reason else not said
     trainer.world_size = 2
-    assert graphs.why_launched(settings, trainer, micro_batch=4096) == "several devices"
+    assert graphs.why_launched(settings, trainer) == "several devices"
 
 
 @pytest.mark.parametrize("name", ["fsdp", "ddp"])
@@ -416,7 +418,7 @@ def test_no_graph_is_recorded_of_a_strategy_with_hooks_on_one_gpu(
     trainer: Any = SimpleNamespace(
         strategy=strategy, world_size=1, precision="bf16-mixed"
     )
-    said = graphs.why_launched(settings, trainer, micro_batch=1)
+    said = graphs.why_launched(settings, trainer)
     assert said == f"trainer.strategy {name}"
 
 

@@ -56,16 +56,12 @@ bfloat16, the weights of norms, router, gates, gains and the embedding stay floa
 
 
 def model_card(
-    run: Run,
-    settings: Settings,
-    facts: Mapping[str, Any],
-    parameters: int,
-    license: str | None,
+    run: Run, settings: Settings, parameters: int, license: str | None
 ) -> str:
     """README.md: front matter for the hub, then facts, losses and an example."""
     from huggingface_hub import ModelCard, ModelCardData  # tokenizers brings it
 
-    listed = facts.get("data_sources")
+    listed = run.facts.get("data_sources")
     sources = [str(name) for name in listed] if isinstance(listed, list) else []
     datasets = {dataset_of(name) for name in sources if name.startswith(HUB)}
     front = ModelCardData(
@@ -78,11 +74,11 @@ def model_card(
 
     recipe = settings.as_recipe()
     shown = {"model": recipe["model"]}
-    origin = mapping_of(run.folder, facts, "retrofit")
+    origin = mapping_of(run.folder, run.facts, "retrofit")
     if origin:
         rows = _pretrained_rows(run, origin)
     else:
-        rows = _training_rows(run, settings, facts, sources)
+        rows = _training_rows(run, settings, sources)
         shown["optim"] = recipe["optim"]
 
     size = f"{parameters:,}"
@@ -141,8 +137,9 @@ def _pretrained_rows(run: Run, origin: Mapping[str, Any]) -> list[tuple[str, str
 
 
 def _training_rows(
-    run: Run, settings: Settings, facts: Mapping[str, Any], sources: Sequence[str]
+    run: Run, settings: Settings, sources: Sequence[str]
 ) -> list[tuple[str, str]]:
+    facts = run.facts
     packages = mapping_of(run.folder, facts, "packages")
     versions = [f"{name} {version}" for name, version in packages.items()]
     begun = mapping_of(run.folder, facts, "init_from")

@@ -26,7 +26,7 @@ import torch
 from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors.torch import save_file
 
-from dualpath_cli.base.files import read_text
+from dualpath_cli.base.files import hash_file, read_text
 from dualpath_cli.base.folders import replacing_folder
 from dualpath_cli.base.version import package_versions
 from dualpath_cli.data.tokenizer import Tokenizer
@@ -36,7 +36,6 @@ from dualpath_cli.model import DualPathLM
 from dualpath_cli.recipe.settings import Settings
 from dualpath_cli.report.console import Progress
 from dualpath_cli.report.table import format_csv
-from dualpath_cli.run.checkpoint_files import hash_file
 from dualpath_cli.run.exported_folder import (
     CARD,
     CONFIG,
@@ -122,7 +121,7 @@ def write_folder(
     weights: Weights,
     out: Path,
     progress: Progress,
-    license: str | None = None,
+    license: str | None,
 ) -> None:
     """Writes the folder, whole or not at all.
 
@@ -150,7 +149,6 @@ def _texts(
 ) -> dict[str, str]:
     """The folder's files but for weights and hashes, by name."""
     tokenizer = Tokenizer.load(run.folder / TOKENIZER)
-    facts = run.facts
 
     texts = own_files(settings.model)
     for name, content in _settings(run, settings, weights, tokenizer).items():
@@ -159,8 +157,8 @@ def _texts(
     modeling = flatten(MODELING, beside=[CONFIGURATION])
     texts["modeling_dualpath.py"] = modeling + registration(settings.model)
 
-    texts[CARD] = model_card(run, settings, facts, weights.parameters, license)
-    texts[VERSIONS] = json.dumps(facts, indent=2) + "\n"
+    texts[CARD] = model_card(run, settings, weights.parameters, license)
+    texts[VERSIONS] = json.dumps(run.facts, indent=2) + "\n"
     texts[RECIPE] = read_text(run.folder / RECIPE, PUT_BACK)
     texts[TOKENIZER] = _tokenizer_text(run.folder / TOKENIZER)
     for name, rows in read_tables(run.folder, run.step).items():

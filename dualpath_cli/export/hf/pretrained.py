@@ -34,6 +34,7 @@ import transformers
 from safetensors import safe_open
 
 from dualpath_cli.base.errors import UserError, content_fault
+from dualpath_cli.base.files import hash_file
 from dualpath_cli.base.output import joined_lines
 from dualpath_cli.data.tokenizer import Tokenizer
 from dualpath_cli.data.tokenizer_json import name_end_of_text
@@ -41,7 +42,6 @@ from dualpath_cli.decoding.cache import Cache
 from dualpath_cli.decoding.decoding_pass import forward
 from dualpath_cli.export.hf.pretrained_files import FAMILIES, FITS, Files
 from dualpath_cli.model import DualPathLM
-from dualpath_cli.run.checkpoint_files import hash_file
 from dualpath_cli.spec.config import BlockKind, ModelConfig
 from dualpath_cli.spec.intervention import Intervention
 

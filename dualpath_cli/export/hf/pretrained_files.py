@@ -26,6 +26,12 @@ DTYPES = {"F64", "F32", "F16", "BF16"}
 scales."""
 OF_ROPE = ".rotary_emb.inv_freq"
 """The ending of tensors that old checkpoints have and that `rope_theta` gives."""
+SIZES_OF_GGUF = (
+    "attention.key_length",
+    "attention.value_length",
+    "rope.dimension_count",
+)
+"""The keys of a GGUF file with a head's size, which must be width / heads."""
 OF_GGUF = {
     "vocab_size",
     "context_length",
@@ -35,18 +41,10 @@ OF_GGUF = {
     "attention.head_count",
     "attention.head_count_kv",
     "attention.layer_norm_rms_epsilon",
-    "attention.key_length",
-    "attention.value_length",
-    "rope.dimension_count",
     "rope.freq_base",
+    *SIZES_OF_GGUF,
 }
 """The keys of a GGUF file that describe those families' layers."""
-SIZES_OF_GGUF = (
-    "attention.key_length",
-    "attention.value_length",
-    "rope.dimension_count",
-)
-"""The keys of a head's size, which must be width / heads."""
 OFF = {
     "rope.scaling.type": "none",
     "attention.causal": True,

@@ -20,7 +20,7 @@ import torch
 
 from dualpath_cli.decoding.decoding_pass import forward
 from dualpath_cli.decoding.early_exit import Schedule
-from dualpath_cli.model import DualPathLM, RoutingTrace
+from dualpath_cli.model import RoutingTrace
 from dualpath_cli.model.loss import IGNORE
 from dualpath_cli.model.routing import LayerTrace
 from dualpath_cli.run.weights import from_all_ranks
@@ -49,15 +49,6 @@ class RowPass(Pass):
     @property
     def decisive(self) -> Mapping[str, Any]:
         return {"intervention": asdict(self.row.intervention)}
-
-    def begin(self, module: DualPathModule, files: ExitStack) -> None:
-        self._module = module
-
-    @property
-    def model(self) -> DualPathLM:
-        """The model that is scored."""
-        assert self._module.model is not None
-        return self._module.model
 
 
 @dataclass(frozen=True)

@@ -147,7 +147,8 @@ class Ablation(bench.Study[bench.Pass]):
         self._console = session.console
         self._rows = rows
         self._tagger = tagger
-        self._full_batch = session.trainer.world_size * session.datamodule.micro_batch
+        micro_batch = session.launch.settings.run.micro_batch
+        self._full_batch = session.trainer.world_size * micro_batch
         self.folder = self._options.folder / "scores"
         self.finished: dict[str, Finished] = {}
         self.depth_facts: dict[str, Any] = {}

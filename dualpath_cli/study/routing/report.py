@@ -57,20 +57,8 @@ def write_report(
     loops = most_steps(model)
     summaries = {name: Summary.from_sums(sums[name], layers, loops) for name in sources}
     average = Summary.average(list(summaries.values()))
-    content = {
-        **facts,
-        **facts_of_places(model),
-        "bands": {
-            name: [layers[place] for place in places]
-            for name, places in average.bands.items()
-        },
-        "bootstrap": bootstrap.FACTS,
-        "sources": {
-            name: source_facts | _facts_of_sums(sums[name]) | summaries[name].report()
-            for name, source_facts in sources.items()
-        },
-        "average": average.report(),
-    }
+    shared = {**facts, **facts_of_places(model)}
+    content = _content(shared, sources, sums, summaries, average)
 
     figures = {
         "depth": depth_figure(summaries, average),
@@ -86,19 +74,56 @@ def write_report(
     write_page(out / PAGE, title, page_facts(content), layers, data, token_values)
     write_text(out / SUMMARY, json.dumps(content, indent=2, allow_nan=False) + "\n")
 
+    drawn = [name for name, figure in figures.items() if figure is not None]
+    _say_results(launch, sources, summaries, average, drawn, console)
+
+
+def _content(
+    facts: Mapping[str, Any],
+    sources: Mapping[str, dict[str, Any]],
+    sums: Mapping[str, Sums],
+    summaries: Mapping[str, Summary],
+    average: Summary,
+) -> dict[str, Any]:
+    """The content of `SUMMARY`; `facts` are those that all sources share."""
+    return {
+        **facts,
+        "bands": {
+            name: [average.layers[place] for place in places]
+            for name, places in average.bands.items()
+        },
+        "bootstrap": bootstrap.FACTS,
+        "sources": {
+            name: source_facts | _facts_of_sums(sums[name]) | summaries[name].report()
+            for name, source_facts in sources.items()
+        },
+        "average": average.report(),
+    }
+
+
+def _say_results(
+    launch: StudyLaunch,
+    sources: Mapping[str, dict[str, Any]],
+    summaries: Mapping[str, Summary],
+    average: Summary,
+    drawn: Sequence[str],
+    console: Console,
+) -> None:
+    """Prints the means of sources, and the files; `drawn` are the names of figures."""
+    title = _title(launch)
     show(console, means_table(title, summaries, average), box=False)
     if average.core:
         show(console, core_table(title, average), box=False)
     few_text = _few_clusters(sources)
     if few_text:
         print_line(console, few_text)
-    drawn = ", ".join(name for name, figure in figures.items() if figure is not None)
+
     lines = (
-        f"written to {out}",
+        f"written to {launch.options.folder}",
         f"  {PAGE:17}the page, to read token by token",
         f"  {SUMMARY:17}means by layer and part of speech, with intervals",
         f"  {TOKENS:17}a row a token",
-        f"  {drawn} (PNG, PDF)",
+        f"  {', '.join(drawn)} (PNG, PDF)",
     )
     print_line(console, "\n".join(lines))
 

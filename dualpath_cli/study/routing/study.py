@@ -27,8 +27,9 @@ import numpy.typing as npt
 import torch
 
 from dualpath_cli.base.errors import UserError
+from dualpath_cli.data.losses import LanguageModelLoss
 from dualpath_cli.data.tokenizer import Tokenizer
-from dualpath_cli.data.windows import LanguageModelLoss, Windows
+from dualpath_cli.data.windows import Windows
 from dualpath_cli.model import RoutingTrace
 from dualpath_cli.report.bootstrap import RESAMPLES, clusters_of, resample_weights
 from dualpath_cli.run.weights import from_all_ranks
@@ -86,10 +87,10 @@ class RoutingPass(Pass):
         return {"tags": None if self.tags is None else array_digest(self.tags)}
 
     def begin(self, module: DualPathModule, files: ExitStack) -> None:
+        super().begin(module, files)
         config = module.config
         n_layers = len(gated_places(config))
         loops = most_steps(config)
-        self._module = module
         self._clusters = clusters_of(self.windows)
         self._experts = experts_by_place(config)
         self._repetitions = core_repetitions(config)
@@ -113,9 +114,8 @@ class RoutingPass(Pass):
     def step(
         self, tokens: torch.Tensor, targets: torch.Tensor, places: list[int]
     ) -> None:
-        assert self._module.model is not None
         trace = RoutingTrace()
-        nll_BT = self._module.model(tokens, targets, trace=trace)
+        nll_BT = self.model(tokens, targets, trace=trace)
         self._loss.update(nll_BT, targets)
 
         values = dual_layers(trace)

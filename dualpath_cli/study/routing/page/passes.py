@@ -22,7 +22,6 @@ import torch
 import torch.nn.functional as F
 
 from dualpath_cli.base.errors import UserError
-from dualpath_cli.base.files import replacing
 from dualpath_cli.data.windows import Windows
 from dualpath_cli.model import RoutingTrace
 from dualpath_cli.model.loss import IGNORE
@@ -34,6 +33,7 @@ from dualpath_cli.study.bench import (
     Pass,
     found_by_all_ranks,
     read_arrays,
+    write_arrays,
 )
 from dualpath_cli.study.routing.options import RoutingOptions
 from dualpath_cli.study.routing.page import tokens_with_room
@@ -145,20 +145,17 @@ class PagePass(Pass):
         return {"page": True, "cut": is_cut, "intervention": change}
 
     def begin(self, module: DualPathModule, files: ExitStack) -> None:
-        self._module = module
+        super().begin(module, files)
         self._found: dict[int, Arrays] = {}  # by place of the sequence
-        model = module.model
-        assert model is not None
         if self.intervention is not None:
             return
 
-        self._norm_D = whole_weight(model, "norm.weight")
-        self._head_VD = whole_weight(model, "head.weight")
+        self._norm_D = whole_weight(self.model, "norm.weight")
+        self._head_VD = whole_weight(self.model, "head.weight")
 
     def step(
         self, tokens: torch.Tensor, targets: torch.Tensor, places: list[int]
     ) -> None:
-        assert self._module.model is not None
         bytes_of_token = self._module.train_loss.bytes_of_token
         text_BT = is_text(tokens, targets, bytes_of_token)
         # A cut window has a token more, which is only the next one of the last.
@@ -167,7 +164,7 @@ class PagePass(Pass):
         trace = None
         if self.intervention is None:
             trace = RoutingTrace(keeps_states=True)
-        nll_BT = self._module.model(
+        nll_BT = self.model(
             tokens, targets, trace=trace, intervention=self.intervention
         )
         found = {"next_nats": nll_BT[text_BT].float()}
@@ -323,9 +320,7 @@ def write_details(
         arrays["costs"] = np.stack(by_row, 1)
         arrays["forced"] = np.array(names)
 
-    path = folder / "page" / f"{source}.npz"
-    with replacing(path) as partial, partial.open("wb") as file:
-        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+    write_arrays(folder / "page" / f"{source}.npz", arrays)
 
 
 def _name_of_forced(change: Intervention) -> str:
