@@ -17,13 +17,19 @@ from dualpath_cli.recipe.settings import Settings, settings_from
 from dualpath_cli.run.run_folder import (
     RECIPE,
     TOKENIZER,
-    VALIDATION,
     decisive_part,
     facts_now,
     mapping_of,
     read_recipe,
 )
-from dualpath_cli.run.tables import METRICS, ROUTING, TableRow, lost, read_table
+from dualpath_cli.run.tables import (
+    METRICS,
+    ROUTING,
+    VALIDATION,
+    TableRow,
+    lost,
+    read_table,
+)
 
 AGGREGATE = "aggregate"  # the mean of a run's validation sets
 MOST_POINTS = 200  # points of a curve; of more rows each point is a mean

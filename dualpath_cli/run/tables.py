@@ -18,14 +18,13 @@ from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.files import read_text
 from dualpath_cli.recipe.settings import Settings
 from dualpath_cli.run.exported_folder import LISTING
-from dualpath_cli.run.run_folder import (
-    TABLES,
-    VALIDATION,
-    branch_step,
-    settings_of_parts,
-)
+from dualpath_cli.run.run_folder import branch_step, settings_of_parts
 
-METRICS, ROUTING, BAD_STEPS = "metrics.csv", "routing.csv", "bad_steps.csv"
+METRICS = "metrics.csv"
+VALIDATION = "validation.csv"
+ROUTING = "routing.csv"
+BAD_STEPS = "bad_steps.csv"
+TABLES = (METRICS, VALIDATION, ROUTING, BAD_STEPS)
 
 TABLE_COLUMNS: Mapping[str, Sequence[str]] = {
     METRICS: (

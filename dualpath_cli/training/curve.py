@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from dualpath_cli.base.files import replacing
 from dualpath_cli.report.figures import DEEP, MUTED, SOURCES, WIDE, panels, plain
-from dualpath_cli.run.run_folder import VALIDATION
-from dualpath_cli.run.tables import METRICS, ROUTING, TableRow, read_table
+from dualpath_cli.run.tables import METRICS, ROUTING, VALIDATION, TableRow, read_table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -16,13 +16,13 @@ from dualpath_cli.recipe.recipes import dump
 from dualpath_cli.recipe.schedule import micro_batches
 from dualpath_cli.run.run_folder import (
     BRANCHED,
-    TABLES,
     TOKENIZER,
     WENT_WRONG,
     check_same_facts,
     newest_checkpoint,
     write_start,
 )
+from dualpath_cli.run.tables import TABLES
 from dualpath_cli.spec.own_checks import hashes, keep_sources, option_of
 from dualpath_cli.training import curve
 from dualpath_cli.training.endings import ending_of

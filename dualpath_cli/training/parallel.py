@@ -311,6 +311,7 @@ class FullyShardedStrategy(ModelParallelStrategy):
         )
         # Else new groups have PyTorch's timeout: 10 minutes on GPUs. The public
         # `set_timeout` is newer than the lowest PyTorch allowed.
+        assert self._timeout is not None
         for group in mesh.get_all_groups():
             backend = group._get_backend(self.root_device)
             backend._set_default_timeout(self._timeout)

@@ -29,12 +29,13 @@ from dualpath_cli.recipe.schedule import learning_rate, rate_factor
 from dualpath_cli.recipe.settings import RunSettings
 from dualpath_cli.report.console import Progress, counted
 from dualpath_cli.report.table import format_csv
-from dualpath_cli.run.run_folder import VALIDATION, way_on
+from dualpath_cli.run.run_folder import way_on
 from dualpath_cli.run.tables import (
     BAD_STEPS,
     KEYS,
     METRICS,
     TABLE_COLUMNS,
+    VALIDATION,
     TableRow,
     is_validated,
     read_table,

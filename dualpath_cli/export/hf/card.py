@@ -12,8 +12,8 @@ from dualpath_cli.flops.count import active_parameters
 from dualpath_cli.recipe.recipes import dump
 from dualpath_cli.recipe.settings import Settings
 from dualpath_cli.report.table import Column, Table, markdown
-from dualpath_cli.run.run_folder import VALIDATION, Run, mapping_of
-from dualpath_cli.run.tables import read_table
+from dualpath_cli.run.run_folder import Run, mapping_of
+from dualpath_cli.run.tables import VALIDATION, read_table
 from dualpath_cli.spec.config import ModelConfig
 
 ABOUT = """\
