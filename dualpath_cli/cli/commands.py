@@ -78,7 +78,7 @@ _RECORDS = (
     Command(
         "validate",
         "Score a trained model on named validation sets.",
-        launch="dualpath_cli.cli.launch:study",
+        launch="dualpath_cli.cli.launch:trained_run",
         options="dualpath_cli.training.options:Validate",
         task="dualpath_cli.training.session:validate",
     ),
@@ -105,7 +105,7 @@ _RECORDS = (
         "ablate",
         "Override a trained model's loops and gates, and measure what each override "
         "costs.",
-        launch="dualpath_cli.cli.launch:study",
+        launch="dualpath_cli.cli.launch:trained_run",
         options=f"{_ABLATION}.options:Ablate",
         task=f"{_ABLATION}.study:ablate",
         module="dualpath_cli.study.bench:StudyModule",
@@ -113,7 +113,7 @@ _RECORDS = (
     Command(
         "routing",
         "Read what the gates do token by token: a page to explore, figures, numbers.",
-        launch="dualpath_cli.cli.launch:study",
+        launch="dualpath_cli.cli.launch:trained_run",
         options=f"{_ROUTING}.options:RoutingOptions",
         task=f"{_ROUTING}.study:read_routing",
         module="dualpath_cli.study.bench:StudyModule",

@@ -23,7 +23,7 @@ from dualpath_cli.recipe.recipes import Recipe, dump, merge
 from dualpath_cli.recipe.settings import DataSettings, Settings
 
 if TYPE_CHECKING:
-    from dualpath_cli.training.launch import StudyLaunch, TrainingLaunch
+    from dualpath_cli.training.launch import RunLaunch, TrainingLaunch
 
 _THIS_MACHINE = {
     "trainer": {
@@ -57,7 +57,7 @@ def training(arguments: Arguments) -> "TrainingLaunch":
     return replace(launch, dry_run=line.options.dry_run)
 
 
-def study(arguments: Arguments) -> "StudyLaunch":
+def trained_run(arguments: Arguments) -> "RunLaunch":
     """The trained run that a command reads.
 
     Raises UserError for the first mistake.
@@ -65,7 +65,7 @@ def study(arguments: Arguments) -> "StudyLaunch":
     from dualpath_cli.run.trained import check_as_run, find_run
     from dualpath_cli.spec.own_checks import check_as_trained
     from dualpath_cli.training.checks import check_validation_sets, verify_data
-    from dualpath_cli.training.launch import StudyLaunch
+    from dualpath_cli.training.launch import RunLaunch
 
     runs = arguments.paths("--ckpt-path")
     if not runs:
@@ -92,7 +92,7 @@ def study(arguments: Arguments) -> "StudyLaunch":
     )
     options.check(settings)
     verify_data(settings, check_validation_sets(settings, run.tokenizer))
-    return StudyLaunch(settings, run, options)
+    return RunLaunch(settings, run, options)
 
 
 def _with_paths(own: Recipe) -> Recipe:

@@ -18,7 +18,7 @@ from dualpath_cli.cli.commands import Command
 from dualpath_cli.recipe.parser import CLASSES
 from dualpath_cli.training import classes
 from dualpath_cli.training.endings import OutOfMemory
-from dualpath_cli.training.launch import StudyLaunch, TrainingLaunch
+from dualpath_cli.training.launch import RunLaunch, TrainingLaunch
 from dualpath_cli.training.module import DualPathModule
 from dualpath_cli.training.session import build_session
 
@@ -29,7 +29,7 @@ class DualPathCLI(LightningCLI):
     The parser has only Trainer's arguments, and reads the recipe's section.
     """
 
-    def __init__(self, command: Command, launch: TrainingLaunch | StudyLaunch) -> None:
+    def __init__(self, command: Command, launch: TrainingLaunch | RunLaunch) -> None:
         self.command = command
         self.launch = launch
         # The run folder holds the recipe; Lightning's subcommands are methods of
@@ -47,7 +47,7 @@ class DualPathCLI(LightningCLI):
         self.parser = classes.trainer_parser()
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        is_study = isinstance(self.launch, StudyLaunch)
+        is_study = isinstance(self.launch, RunLaunch)
         read = [self.launch.folder] if is_study else []
         self.config = classes.read_trainer(parser, self.launch.settings, read)
 
@@ -64,7 +64,7 @@ class DualPathCLI(LightningCLI):
         self.session = build_session(launch, built, module, self.command.name)
 
 
-def run_task(command: Command, launch: TrainingLaunch | StudyLaunch) -> None:
+def run_task(command: Command, launch: TrainingLaunch | RunLaunch) -> None:
     """Runs a command's task on the session that LightningCLI builds.
 
     A training too large for the GPU begins again once, with half the micro-batch.

@@ -44,12 +44,12 @@ from dualpath_cli.report.console import Progress, counted
 from dualpath_cli.run.exported_folder import hash_of_weights
 from dualpath_cli.run.weights import from_all_ranks
 from dualpath_cli.training.data_module import TokenBatch
-from dualpath_cli.training.launch import StudyLaunch
+from dualpath_cli.training.launch import RunLaunch
 from dualpath_cli.training.module import DualPathModule
 from dualpath_cli.training.session import Session
 
 
-def study_facts(launch: StudyLaunch, trainer: Trainer) -> dict[str, Any]:
+def study_facts(launch: RunLaunch, trainer: Trainer) -> dict[str, Any]:
     """Facts of a report: checkpoint, with one hash of its weights, model, machine,
     data."""
     settings = launch.settings
@@ -290,7 +290,7 @@ class StudyModule(DualPathModule):
     def prepare(
         self,
         study: Study[Any],
-        session: Session[StudyLaunch],
+        session: Session[RunLaunch],
         progress: Progress,
         files: ExitStack,
     ) -> None:
@@ -393,7 +393,7 @@ class StudyModule(DualPathModule):
             self._study.finish(source, passes)
 
 
-def run_passes(study: Study[Any], session: Session[StudyLaunch]) -> StudyModule:
+def run_passes(study: Study[Any], session: Session[RunLaunch]) -> StudyModule:
     """Runs all unfinished passes of a study; returns the module, which has the facts.
 
     Raises:

@@ -31,14 +31,14 @@ class ExpertLoads:
         _add(self.in_step, loads)
 
     @torch.no_grad()
-    def end_step(self, model: DualPathLM, made: bool) -> None:
+    def end_step(self, model: DualPathLM, moves: bool) -> None:
         """Sums a step's loads over ranks and moves the biases.
 
         A skipped step moves nothing.
         """
         loads = self.in_step
         self.in_step = {}
-        if not loads or not made:
+        if not loads or not moves:
             return
 
         sums = torch.cat(list(loads.values()))

@@ -43,7 +43,7 @@ class FaintGradients(Callback):
                 matrices[names[parameter]] = parameter
 
         # A router may have no gradient yet.
-        eps = module.optim.eps
+        eps = module.optim_settings.eps
         largest = largest_gradients(matrices)
         faint = {name: size for name, size in largest.items() if 0 < size < eps}
         if not faint:

@@ -26,7 +26,7 @@ from dualpath_cli.run.tables import TABLES
 from dualpath_cli.spec.own_checks import hashes, keep_sources, option_of
 from dualpath_cli.training import curve
 from dualpath_cli.training.endings import ending_of
-from dualpath_cli.training.graphs import why_launched
+from dualpath_cli.training.graphs import why_no_graph
 from dualpath_cli.training.launch import TrainingLaunch
 from dualpath_cli.training.plan import plan_of
 from dualpath_cli.training.session import Session, begin_wandb
@@ -50,16 +50,16 @@ def fit(session: Session[TrainingLaunch]) -> None:
         trainer.world_size,
         run.micro_batch,
     )
-    launched = why_launched(launch.settings, trainer)
-    plan = plan_of(session, accumulate, launched)
+    no_graph_because = why_no_graph(launch.settings, trainer)
+    plan = plan_of(session, accumulate, no_graph_because)
     if launch.dry_run:
         session.say(f"{dump(launch.settings.as_recipe())}\n{plan}")
         return
     session.say(plan)
 
     same = {"precision": str(trainer.precision), "data_order": order.NAME}
-    if launch.continued is not None:
-        check_same_facts(launch.continued, same)
+    if launch.starts_from is not None:
+        check_same_facts(launch.starts_from, same)
 
     way_out = "wait until it ends, or give this run a name (--run.name NAME)"
     lock = exclusive(launch.folder / FIT, launch.folder, way_out)
@@ -67,7 +67,7 @@ def fit(session: Session[TrainingLaunch]) -> None:
         lacks_validation = launch.step is not None and launch.step >= run.steps
         if not lacks_validation:
             _begin_folder(session, same)
-            if not launched:
+            if not no_graph_because:
                 session.module.graph = graph_of(session.module, parts=accumulate)
         try:
             if lacks_validation:
@@ -125,9 +125,9 @@ def _begin_folder(session: Session[TrainingLaunch], same: dict[str, str]) -> Non
     recipe = launch.settings.as_recipe()
     facts = same | _facts(session, recipe["model"])
     step = None
-    if launch.continued is not None and launch.trunk is None:
-        facts["id"] = launch.continued.facts["id"]
-        step = launch.continued.step
+    if launch.starts_from is not None and launch.trunk is None:
+        facts["id"] = launch.starts_from.facts["id"]
+        step = launch.starts_from.step
     write_start(folder, recipe, facts, step)
     keep_sources(folder, launch.settings.model)
     write_text(folder / TOKENIZER, tokenizer)
@@ -169,7 +169,7 @@ def _facts(session: Session[TrainingLaunch], model: dict[str, Any]) -> dict[str,
     optional = {
         "val_fingerprints": val_fingerprints,
         "classes": hashes(launch.settings.model),
-        "init_from": launch.init_from,
+        "init_from": launch.init_facts,
     }
     return facts | {name: value for name, value in optional.items() if value}
 

@@ -41,8 +41,8 @@ class Losses:
     loads: Mapping[int, torch.Tensor]
 
 
-def why_launched(settings: Settings, trainer: Trainer) -> str:
-    """Why steps are launched kernel by kernel; empty if graphs are used."""
+def why_no_graph(settings: Settings, trainer: Trainer) -> str:
+    """Why micro-batches are not one CUDA graph; empty if they are."""
     model = settings.model
     run = settings.run
     loops_differ = bool(run.train_loops or run.loop_schedule)
@@ -88,7 +88,7 @@ class MicroBatchGraph:
         """Whether there is a graph by now."""
         return self._replay is not None
 
-    def begins_step(self) -> bool:
+    def begin_step(self) -> bool:
         """Counts a step; returns whether its micro-batches use the graph."""
         self._steps += 1
         self._first = True

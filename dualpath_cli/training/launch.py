@@ -63,10 +63,10 @@ class TrainingLaunch(CheckedRecipe):
     """A run to begin or to continue."""
 
     # the run and the checkpoint to continue from: its own, or of the trunk
-    continued: Run | None = None
+    starts_from: Run | None = None
     weights: Path | None = None  # another run's checkpoint, for the initial weights
     # the facts of that checkpoint, also once continued
-    init_from: dict[str, Any] | None = None
+    init_facts: dict[str, Any] | None = None
     # another run's folder; a new run continues from its checkpoint
     trunk: Path | None = None
     data_since: int = 0  # the first step that trained on the run's data
@@ -79,26 +79,26 @@ class TrainingLaunch(CheckedRecipe):
     @property
     def checkpoint(self) -> Path | None:
         """The checkpoint to continue from."""
-        return None if self.continued is None else self.continued.checkpoint
+        return None if self.starts_from is None else self.starts_from.checkpoint
 
     @property
     def step(self) -> int | None:
         """The step to continue from."""
-        return None if self.continued is None else self.continued.step
+        return None if self.starts_from is None else self.starts_from.step
 
     @property
     def is_finished(self) -> bool:
         """Whether all steps are done, and the last one is validated."""
-        if self.continued is None or self.trunk is not None:
+        if self.starts_from is None or self.trunk is not None:
             return False
-        step = self.continued.step
+        step = self.starts_from.step
         if step < self.settings.run.steps:
             return False
         return is_validated(self.folder, step, self.settings.data.val)
 
 
 @dataclass(frozen=True)
-class StudyLaunch:
+class RunLaunch:
     """A trained run, whose model a command reads or scores."""
 
     settings: Settings
@@ -195,11 +195,11 @@ def fresh(checked: CheckedRecipe) -> TrainingLaunch:
     # Only here: a run that began with such a value keeps it.
     check_effect(checked.settings)
 
-    weights = init_from = None
+    weights = init_facts = None
     if checked.settings.run.init_from is not None:
-        weights, init_from = _initial_weights(checked, checked.settings.run.init_from)
+        weights, init_facts = _initial_weights(checked, checked.settings.run.init_from)
     check_free(checked.folder)
-    return TrainingLaunch(**vars(checked), weights=weights, init_from=init_from)
+    return TrainingLaunch(**vars(checked), weights=weights, init_facts=init_facts)
 
 
 def continued(
@@ -214,8 +214,8 @@ def continued(
         lost = check_tables(own.folder, settings_from(own.recipe), own.step)
     return TrainingLaunch(
         **vars(checked),
-        continued=own,
-        init_from=own.facts.get("init_from"),
+        starts_from=own,
+        init_facts=own.facts.get("init_from"),
         data_since=since,
         taken_back=taken_back,
         lost=tuple(lost),
@@ -231,8 +231,8 @@ def branched(checked: CheckedRecipe, new_data: bool) -> TrainingLaunch:
     check_free(checked.folder)
     return TrainingLaunch(
         **vars(checked),
-        continued=trunk,
-        init_from=trunk.facts.get("init_from"),
+        starts_from=trunk,
+        init_facts=trunk.facts.get("init_from"),
         trunk=trunk.folder,
         data_since=since,
         lost=tuple(lost),

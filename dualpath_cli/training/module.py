@@ -92,7 +92,7 @@ class DualPathModule(StepState):
             self.checkpointing,
             mesh,
             self.reduce_dtype,
-            std_factors(self.optim, self.config.d_model),
+            std_factors(self.optim_settings, self.config.d_model),
         )
 
         if self.compile_blocks and self.step_loops is not None:
@@ -182,19 +182,20 @@ class DualPathModule(StepState):
         }
 
     def configure_optimizers(self) -> Any:
-        self.trained = list(self.parameters())
-        self.untrained = self._matrices()
+        self.all_parameters = list(self.parameters())
+        self.without_gradient_yet = self._matrices()
 
         # Muon's products have the type of the model's.
         in_bf16 = str(self.trainer.precision).startswith("bf16")
         optimizer = build_optimizer(
             self.model.named_parameters(),
-            self.optim,
+            self.optim_settings,
             int(self.trainer.max_steps),
             self.config,
             products=torch.bfloat16 if in_bf16 else None,
         )
-        scheduler = build_scheduler(optimizer, self.trainer.max_steps, self.optim)
+        steps = self.trainer.max_steps
+        scheduler = build_scheduler(optimizer, steps, self.optim_settings)
         return [optimizer], [scheduler]
 
     def _matrices(self) -> dict[str, torch.Tensor]:

@@ -15,11 +15,11 @@ PlanPart = tuple[str, list[str]]
 
 
 def plan_of(
-    session: Session[TrainingLaunch], accumulate: int, why_launched: str
+    session: Session[TrainingLaunch], accumulate: int, why_no_graph: str
 ) -> str:
     """The model, data, steps, devices and folder of a training, a label each.
 
-    `accumulate` is the number of micro-batches in a step. `why_launched` says why steps
+    `accumulate` is the number of micro-batches in a step. `why_no_graph` says why steps
     are launched kernel by kernel, if they are.
     """
     settings = session.launch.settings
@@ -34,7 +34,7 @@ def plan_of(
         "run": (steps, []),
     }
     if session.trainer.strategy.root_device.type == "cuda":
-        parts["gpu"] = _gpu(session, why_launched)
+        parts["gpu"] = _gpu(session, why_no_graph)
     parts["folder"] = _folder(session.launch)
 
     lines = []
@@ -102,12 +102,12 @@ def _data(launch: TrainingLaunch) -> PlanPart:
     return text, notes
 
 
-def _gpu(session: Session[TrainingLaunch], why_launched: str) -> PlanPart:
+def _gpu(session: Session[TrainingLaunch], why_no_graph: str) -> PlanPart:
     """How a CUDA GPU is given its work."""
     model = session.launch.settings.model
     steps = "a micro-batch is one CUDA graph"
-    if why_launched:
-        steps = f"launched kernel by kernel ({why_launched})"
+    if why_no_graph:
+        steps = f"launched kernel by kernel ({why_no_graph})"
     is_bf16 = str(session.trainer.precision).startswith("bf16")
     kernel, advice = kernel_on_gpu(
         model.n_heads,

@@ -32,7 +32,7 @@ from dualpath_cli.training import parallel
 from dualpath_cli.training.checkpoints import Checkpoints
 from dualpath_cli.training.data_module import DualPathDataModule
 from dualpath_cli.training.faint_gradients import FaintGradients
-from dualpath_cli.training.launch import StudyLaunch, TrainingLaunch
+from dualpath_cli.training.launch import RunLaunch, TrainingLaunch
 from dualpath_cli.training.module import DualPathModule
 from dualpath_cli.training.ranks import launch_by
 from dualpath_cli.training.routing_log import RoutingLog
@@ -43,7 +43,7 @@ WANDB_ID = "wandb_id"
 """File of the run folder with the id of its W&B run, which stays if the folder is
 renamed."""
 
-L = TypeVar("L", bound=TrainingLaunch | StudyLaunch)
+L = TypeVar("L", bound=TrainingLaunch | RunLaunch)
 
 _UNFIT = (
     TypeError,
@@ -140,7 +140,7 @@ def build_session(
 
 
 def _build_module(
-    launch: TrainingLaunch | StudyLaunch,
+    launch: TrainingLaunch | RunLaunch,
     module_class: Callable[..., DualPathModule],
     token_bytes: list[int],
     compiled: bool,
@@ -176,7 +176,7 @@ def _build_module(
 
 
 def build_trainer(
-    launch: TrainingLaunch | StudyLaunch,
+    launch: TrainingLaunch | RunLaunch,
     section: dict[str, Any],
     console: Console,
     command: str,
@@ -323,7 +323,7 @@ def begin_wandb(trainer: Trainer, folder: Path) -> None:
         write_text(folder / WANDB_ID, f"{id_}\n")
 
 
-def validate(session: Session[StudyLaunch]) -> None:
+def validate(session: Session[RunLaunch]) -> None:
     """Scores the checkpoint on every validation set."""
     session.trainer.validate(
         session.module, datamodule=session.datamodule, verbose=False

@@ -46,7 +46,7 @@ def train_step(module: StepState, batch: TokenBatch) -> torch.Tensor:
     losses = []
 
     add_gradients_of: Callable[[torch.Tensor, torch.Tensor], Losses]
-    if module.graph is not None and module.graph.begins_step():
+    if module.graph is not None and module.graph.begin_step():
         add_gradients_of = module.graph  # sets its gradients to zero, where they are
     else:
         add_gradients_of = partial(add_gradients, module, parts=len(micro_batches))
@@ -56,14 +56,15 @@ def train_step(module: StepState, batch: TokenBatch) -> torch.Tensor:
         # Ranks sum the gradients of a step once, with its last micro-batch.
         last = number == len(micro_batches)
         with nullcontext() if last else no_gradient_sync(module.trainer.strategy):
-            made = add_gradients_of(tokens, targets)
+            batch_losses = add_gradients_of(tokens, targets)
 
-        losses.append(made.loss)
-        module.count(made, targets)
+        losses.append(batch_losses.loss)
+        module.record(batch_losses, targets)
 
     config = module.config
     if module.forced_loops is not None:
-        reset_unused_gradients(model, config, module.forced_loops, module.most_loops)
+        most_loops = module.most_loops_so_far
+        reset_unused_gradients(model, config, module.forced_loops, most_loops)
 
     module.grad_norm = clip_gradients(module)
     # The only wait for the device in an optimizer step: 0.2 ms on a CPU with 9M
@@ -80,11 +81,11 @@ def train_step(module: StepState, batch: TokenBatch) -> torch.Tensor:
     # Weights of loops that no step so far has run do not move.
     unreached: AbstractContextManager[None] = nullcontext()
     if module.step_loops is not None:
-        unreached = freeze_later_loops(model, config, module.most_loops)
+        unreached = freeze_later_loops(model, config, module.most_loops_so_far)
     with unreached:
         optimizer.step()
 
-    module.expert_loads.end_step(model, made=module.bad_step is None)
+    module.expert_loads.end_step(model, moves=module.bad_step is None)
     schedule.step()
     return torch.stack(losses).mean()
 
@@ -158,6 +159,7 @@ def no_gradient_sync(strategy: Strategy) -> Iterator[None]:
 
 def clip_gradients(module: StepState) -> torch.Tensor:
     """Clips by the global L2 norm, `optim.clip`; returns the norm before, ()."""
-    limit = module.optim.clip if module.optim.clip > 0 else float("inf")
-    norm = nn.utils.clip_grad_norm_(module.trained, limit)
+    clip = module.optim_settings.clip
+    limit = clip if clip > 0 else float("inf")
+    norm = nn.utils.clip_grad_norm_(module.all_parameters, limit)
     return whole(norm)

@@ -46,7 +46,7 @@ class StepState(LightningModule):
         super().__init__()
         self.automatic_optimization = False
         self.config = config
-        self.optim = optim
+        self.optim_settings = optim
         self.compile_blocks = compile_blocks
         self.step_loops = step_loops
         self.micro_batch = micro_batch
@@ -62,13 +62,12 @@ class StepState(LightningModule):
         """The norm of the last step's gradient, before clipping."""
         self.bad_step: BadStep | None = None
         """The last step, if it was skipped."""
-        self.untrained: dict[str, torch.Tensor] = {}
+        self.without_gradient_yet: dict[str, torch.Tensor] = {}
         """Matrices that had no gradient up to now."""
         self.graph: MicroBatchGraph | None = None
         """The CUDA graph of a micro-batch, if micro-batches run as graphs."""
-        # Kept, as finding them takes 0.4 ms of a step.
-        self.trained: list[nn.Parameter] = []
-        """All parameters."""
+        self.all_parameters: list[nn.Parameter] = []
+        """Kept, as finding them takes 0.4 ms of a step."""
 
     @property
     def forced_loops(self) -> int | None:
@@ -81,37 +80,37 @@ class StepState(LightningModule):
         return None if loops == trained else loops
 
     @property
-    def most_loops(self) -> int:
+    def most_loops_so_far(self) -> int:
         """The most loops that steps up to this one can have run, of `step_loops`."""
         assert self.step_loops is not None
         return max(self.step_loops.choices(self.trainer.global_step))
 
-    def count(self, made: Losses, targets: torch.Tensor) -> None:
+    def record(self, losses: Losses, targets: torch.Tensor) -> None:
         """Adds a micro-batch to the rows of metrics.csv; `targets` are (B, T).
 
         Auxiliary losses and non-finite losses are not logged.
         """
-        self.expert_loads.add(made.loads)
+        self.expert_loads.add(losses.loads)
 
-        finite = made.nll.isfinite().all()
-        nll = torch.where(finite, made.nll, 0.0)
+        finite = losses.nll.isfinite().all()
+        nll = torch.where(finite, losses.nll, 0.0)
         self.train_loss.update(nll, torch.where(finite, targets, IGNORE))
 
     def check_gradients(self) -> None:
         """Raises UserError if a matrix got no gradient in the first steps."""
-        if not self.untrained:
+        if not self.without_gradient_yet:
             return
 
-        self.untrained = without_gradient(self.untrained)
-        if not self.untrained or self.trainer.global_step + 1 < PATIENCE:
+        self.without_gradient_yet = without_gradient(self.without_gradient_yet)
+        if not self.without_gradient_yet or self.trainer.global_step + 1 < PATIENCE:
             return
 
         way_out = "other values of model.init_std and model.gain_init"
         if self.compile_blocks:
             way_out = f"--run.compile false, or another torch than {torch.__version__}"
+        names = joined_names(self.without_gradient_yet)
         text = (
-            f"{joined_names(self.untrained)} do not train: their gradients are exactly "
-            f"zero; try {way_out}"
+            f"{names} do not train: their gradients are exactly zero; try {way_out}"
         )
         # the first rank reports
         raise UserError(text if self.trainer.is_global_zero else "")

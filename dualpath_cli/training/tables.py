@@ -251,10 +251,10 @@ class MetricsLog(Callback):
         speed = len(steps) * self.settings.batch_tokens / seconds
         flops = speed * self._flops_per_token(module, steps)
 
-        rate = learning_rate(self.step - 1, trainer.max_steps, module.optim)
+        rate = learning_rate(self.step - 1, trainer.max_steps, module.optim_settings)
         width = module.config.d_model
         rates = {
-            f"lr_{kind}": rate * rate_factor(kind, module.optim, width)
+            f"lr_{kind}": rate * rate_factor(kind, module.optim_settings, width)
             for kind in self.kinds
         }
         row: CsvRow = {

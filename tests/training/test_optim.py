@@ -306,17 +306,17 @@ def balanced(balance: str) -> DualPathLM:
     return with_weights(small(**EXPERTS, balance=balance, balance_rate=RATE))
 
 
-def after_step(balance: str, made: bool) -> tuple[DualPathLM, ExpertLoads]:
+def after_step(balance: str, moves: bool) -> tuple[DualPathLM, ExpertLoads]:
     model, loads = balanced(balance), ExpertLoads()
     for load in LOADS:
         loads.add({0: load})
-    loads.end_step(model, made)
+    loads.end_step(model, moves)
     return model, loads
 
 
 def test_biases_move_by_the_sign_of_the_load_of_a_whole_step():
     before = dict(balanced("bias").named_parameters())
-    for name, parameter in after_step("bias", made=True)[0].named_parameters():
+    for name, parameter in after_step("bias", moves=True)[0].named_parameters():
         moved = parameter - before[name]
         if name == "blocks.0.wide.sublayer.ffn.balance_bias":
             expected = torch.tensor([-RATE, 0, RATE, 0], dtype=torch.float64)
@@ -326,16 +326,16 @@ def test_biases_move_by_the_sign_of_the_load_of_a_whole_step():
 
 
 def test_a_step_that_is_left_out_counts_for_nothing():
-    model, loads = after_step("bias", made=False)
+    model, loads = after_step("bias", moves=False)
     assert same_weights(model, balanced("bias"))
     assert not loads.report()
     loads.add({0: LOADS[0]})
-    loads.end_step(model, made=True)
+    loads.end_step(model, moves=True)
     assert loads.report()["load_max_0"] == 2.5
 
 
 def test_without_biases_loads_are_counted_and_nothing_moves():
-    model, loads = after_step("loss", made=True)
+    model, loads = after_step("loss", moves=True)
     assert same_weights(model, balanced("loss"))
     assert loads.report()["load_max_0"] == 1.5
     assert not loads.report()  # of the steps since

@@ -348,7 +348,7 @@ def replaying(patch: pytest.MonkeyPatch) -> list[int]:
         return replay
 
     patch.setattr(graphs, "CudaGraph", record)
-    patch.setattr(fit_module, "why_launched", lambda *ignored: "")
+    patch.setattr(fit_module, "why_no_graph", lambda *ignored: "")
     return replays
 
 
@@ -400,10 +400,10 @@ def test_the_line_says_why_steps_are_launched(changes, reason, texts, tmp_path):
         world_size=1,
         precision="bf16-mixed",
     )
-    said = graphs.why_launched(settings, trainer)
+    said = graphs.why_no_graph(settings, trainer)
     assert said.endswith(reason) if reason else not said
     trainer.world_size = 2
-    assert graphs.why_launched(settings, trainer) == "several devices"
+    assert graphs.why_no_graph(settings, trainer) == "several devices"
 
 
 @pytest.mark.parametrize("name", ["fsdp", "ddp"])
@@ -418,7 +418,7 @@ def test_no_graph_is_recorded_of_a_strategy_with_hooks_on_one_gpu(
     trainer: Any = SimpleNamespace(
         strategy=strategy, world_size=1, precision="bf16-mixed"
     )
-    said = graphs.why_launched(settings, trainer)
+    said = graphs.why_no_graph(settings, trainer)
     assert said == f"trainer.strategy {name}"
 
 

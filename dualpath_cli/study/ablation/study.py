@@ -66,11 +66,11 @@ from dualpath_cli.study.controls import (
     tag_windows,
 )
 from dualpath_cli.study.parts_of_speech import Tagger
-from dualpath_cli.training.launch import StudyLaunch
+from dualpath_cli.training.launch import RunLaunch
 from dualpath_cli.training.session import Session
 
 
-def ablate(session: Session[StudyLaunch]) -> None:
+def ablate(session: Session[RunLaunch]) -> None:
     """Scores the suites' rows on all sources; prints and writes the results."""
     options: Ablate = session.launch.options
     model = session.launch.settings.model
@@ -137,7 +137,7 @@ class Ablation(bench.Study[bench.Pass]):
 
     def __init__(
         self,
-        session: Session[StudyLaunch],
+        session: Session[RunLaunch],
         rows: Sequence[AblationRow],
         tagger: Tagger | None,
     ) -> None:

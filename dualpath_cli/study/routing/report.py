@@ -34,7 +34,7 @@ from dualpath_cli.study.routing.readouts import (
 )
 from dualpath_cli.study.routing.summary import Summary, expert_loads, for_json
 from dualpath_cli.study.routing.tokens import TOKENS
-from dualpath_cli.training.launch import StudyLaunch
+from dualpath_cli.training.launch import RunLaunch
 
 PAGE = "index.html"
 SUMMARY = "summary.json"
@@ -42,7 +42,7 @@ SUMMARY = "summary.json"
 
 
 def write_report(
-    launch: StudyLaunch,
+    launch: RunLaunch,
     facts: dict[str, Any],
     sources: dict[str, dict[str, Any]],
     sums: Mapping[str, Sums],
@@ -102,7 +102,7 @@ def _content(
 
 
 def _say_results(
-    launch: StudyLaunch,
+    launch: RunLaunch,
     sources: Mapping[str, dict[str, Any]],
     summaries: Mapping[str, Summary],
     average: Summary,
@@ -203,7 +203,7 @@ def _means_row(name: str, summary: Summary, places: Sequence[int]) -> list[Any]:
     return [name, share, *(mean(readout)[0] for readout in others)]
 
 
-def _title(launch: StudyLaunch) -> str:
+def _title(launch: RunLaunch) -> str:
     recipe_and_name = launch.folder.resolve().parts[-2:]
     return f"{'/'.join(recipe_and_name)}, step {launch.run.step:,}"
 

@@ -58,7 +58,7 @@ from dualpath_cli.study.routing.tokens import (
     join_tables,
     token_table,
 )
-from dualpath_cli.training.launch import StudyLaunch
+from dualpath_cli.training.launch import RunLaunch
 from dualpath_cli.training.module import DualPathModule
 from dualpath_cli.training.session import Session
 
@@ -208,7 +208,7 @@ class RoutingPass(Pass):
         return [None if tag < 0 else UPOS[tag] for tag in tags]
 
 
-def read_routing(session: Session[StudyLaunch]) -> None:
+def read_routing(session: Session[RunLaunch]) -> None:
     """Reads all sources; writes rows, summary, figures and page, and prints means."""
     options: RoutingOptions = session.launch.options
     tagger = _load_tagger(session)
@@ -237,7 +237,7 @@ def read_routing(session: Session[StudyLaunch]) -> None:
     write_report(session.launch, facts, module.sources, sums, session.console)
 
 
-def _load_tagger(session: Session[StudyLaunch]) -> Tagger | None:
+def _load_tagger(session: Session[RunLaunch]) -> Tagger | None:
     """The tagger, or None if it is not wanted, or not named and not installed."""
     options: RoutingOptions = session.launch.options
     if options.untagged:
@@ -254,7 +254,7 @@ def _load_tagger(session: Session[StudyLaunch]) -> Tagger | None:
 class RoutingStudy(bench.Study[RoutingPass | PagePass]):
     semantics = 7
 
-    def __init__(self, session: Session[StudyLaunch], tagger: Tagger | None) -> None:
+    def __init__(self, session: Session[RunLaunch], tagger: Tagger | None) -> None:
         self._options: RoutingOptions = session.launch.options
         self._session = session
         self._tagger = tagger
