@@ -41,8 +41,8 @@ _RECORDS = (
         "quickstart",
         "Make a sample corpus, train a small model on it, ablate it, write a page of "
         "its routing.",
-        options="dualpath_cli.cli.main:Quickstart",
-        run="dualpath_cli.cli.main:quickstart",
+        options="dualpath_cli.cli.quickstart:Quickstart",
+        run="dualpath_cli.cli.quickstart:quickstart",
     ),
     Command(
         "tokenizer",

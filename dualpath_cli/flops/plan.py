@@ -27,7 +27,7 @@ STRATEGIES: tuple[Strategy, ...] = ("ddp", "fsdp", "hsdp")
 Optimizer = Literal["adamw", "muon"]
 FLOAT32 = 4
 # logits that the loss holds at once; `model.loss.MAX_LOGITS_COMPILED`
-MAX_LOGITS = 2**30
+MAX_LOGITS_COMPILED = 2**30
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ def _saved_by_losses(config: ModelConfig, tokens: int, repetitions: int) -> int:
     of_norm = (FLOAT32 + BFLOAT16) * config.d_model  # its input, and its output
     of_loss = tokens * of_norm
     logits = tokens * config.vocab_size
-    if logits <= MAX_LOGITS:  # more are computed again
+    if logits <= MAX_LOGITS_COMPILED:  # more are computed again
         head = config.vocab_size * config.d_model  # cast once more by each loss
         of_loss += BFLOAT16 * (logits + head)
 
@@ -197,7 +197,7 @@ def _loss(config: ModelConfig, tokens: int) -> int:
     gradient."""
     norm = tokens * config.d_model * (_residual(config) + FLOAT32 + BFLOAT16)
     # The compiled loss overwrites logits by their gradient.
-    most_positions = max(1, MAX_LOGITS // config.vocab_size)
+    most_positions = max(1, MAX_LOGITS_COMPILED // config.vocab_size)
     parts = -(-tokens // most_positions)  # as in `model.loss`
     logits = BFLOAT16 * -(-tokens // parts) * config.vocab_size
     head = config.vocab_size * config.d_model * (FLOAT32 + BFLOAT16)

@@ -103,7 +103,7 @@ class DualPathDataModule(LightningDataModule):
             rank=self.trainer.global_rank,
         )
         make_batch = partial(
-            split_blocks,
+            stack_blocks,
             vocab_size=self.tokenizer.vocab_size,
             place=f"data.path '{self.settings.path}'",
         )
@@ -188,7 +188,7 @@ def _end_by(run: int) -> None:
     os._exit(0)
 
 
-def split_blocks(blocks: list[Window], vocab_size: int, place: str) -> TokenBatch:
+def stack_blocks(blocks: list[Window], vocab_size: int, place: str) -> TokenBatch:
     """Stacks blocks of T + 1 tokens to inputs and next tokens, (B, T) int64 each."""
     stacked = np.stack(blocks)
     check_ids(stacked, vocab_size, place)

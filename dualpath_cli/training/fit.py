@@ -57,16 +57,16 @@ def fit(session: Session[TrainingLaunch]) -> None:
         return
     session.say(plan)
 
-    same = {"precision": str(trainer.precision), "data_order": order.NAME}
+    must_match = {"precision": str(trainer.precision), "data_order": order.NAME}
     if launch.starts_from is not None:
-        check_same_facts(launch.starts_from, same)
+        check_same_facts(launch.starts_from, must_match)
 
     way_out = "wait until it ends, or give this run a name (--run.name NAME)"
     lock = exclusive(launch.folder / FIT, launch.folder, way_out)
     with lock if trainer.is_global_zero else nullcontext():
         lacks_validation = launch.step is not None and launch.step >= run.steps
         if not lacks_validation:
-            _begin_folder(session, same)
+            _begin_folder(session, must_match)
             if not no_graph_because:
                 session.module.graph = graph_of(session.module, parts=accumulate)
         try:
@@ -100,9 +100,9 @@ def _validate_last_step(session: Session[TrainingLaunch]) -> None:
     )
 
 
-def _begin_folder(session: Session[TrainingLaunch], same: dict[str, str]) -> None:
-    """Checks the locked run folder again and writes its first files; `same` are further
-    facts."""
+def _begin_folder(session: Session[TrainingLaunch], must_match: dict[str, str]) -> None:
+    """Checks the locked run folder again and writes its first files; `must_match` are
+    further facts."""
     launch = session.launch
     folder = launch.folder
     checkpoint = launch.checkpoint
@@ -123,7 +123,7 @@ def _begin_folder(session: Session[TrainingLaunch], same: dict[str, str]) -> Non
     tokenizer = source.read_text(encoding="utf-8")
 
     recipe = launch.settings.as_recipe()
-    facts = same | _facts(session, recipe["model"])
+    facts = must_match | _facts(session, recipe["model"])
     step = None
     if launch.starts_from is not None and launch.trunk is None:
         facts["id"] = launch.starts_from.facts["id"]

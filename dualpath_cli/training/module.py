@@ -21,7 +21,11 @@ from dualpath_cli.training import internals
 from dualpath_cli.training.data_module import TokenBatch
 from dualpath_cli.training.loop_weights import is_unused
 from dualpath_cli.training.optim import build_optimizer, build_scheduler
-from dualpath_cli.training.parallel import allow_graphs, build_model, sharding_mesh
+from dualpath_cli.training.parallel import (
+    build_model,
+    raise_recompile_limit,
+    sharding_mesh,
+)
 from dualpath_cli.training.step import train_step
 from dualpath_cli.training.step_state import StepState
 
@@ -97,7 +101,7 @@ class DualPathModule(StepState):
 
         if self.compile_blocks and self.step_loops is not None:
             kinds_of_layers = len(set(self.config.layers))
-            allow_graphs(kinds_of_layers * len(self.step_loops.counts()))
+            raise_recompile_limit(kinds_of_layers * len(self.step_loops.counts()))
 
         if self.weights is not None:
             load_weights(self.model, self.weights)

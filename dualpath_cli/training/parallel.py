@@ -103,7 +103,7 @@ def build_model(
         for block in model.blocks:
             block.compile(options=BY_RULE)
         model.loss.compile(options=BY_RULE)
-        allow_graphs(len(set(config.layers)))
+        raise_recompile_limit(len(set(config.layers)))
         # Else PyTorch splits a block's graph into buckets of DDP, which already reduces
         # the gradients of one block during the backward pass of the next.
         torch._dynamo.config.optimize_ddp = False
@@ -154,7 +154,7 @@ def _copy_sharded(parameter: torch.Tensor, value: torch.Tensor) -> None:
     parameter.copy_(sharded_as(parameter, value))
 
 
-def allow_graphs(variants: int) -> None:
+def raise_recompile_limit(variants: int) -> None:
     """Lets torch.compile keep graphs for `variants` of blocks.
 
     Beyond its limit it would run eagerly. A variant is a kind of block with its widths
@@ -200,7 +200,9 @@ def checkpoint_block(block: DualPathBlock, checkpointing: Checkpointing) -> None
     block.__class__ = SelectiveBlock if checkpointing == "selective" else FullBlock
 
 
-def chosen(setting: Literal["auto"] | Checkpointing, compiled: bool) -> Checkpointing:
+def resolve_checkpointing(
+    setting: Literal["auto"] | Checkpointing, compiled: bool
+) -> Checkpointing:
     """Resolves `auto`.
 
     `selective` costs no time in compiled blocks, within 3 % on an H200.

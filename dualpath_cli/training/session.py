@@ -165,7 +165,9 @@ def _build_module(
         list(settings.data.val),
         seed=seed if is_random else None,
         compile_blocks=compiled,
-        checkpointing=parallel.chosen(settings.run.activation_checkpointing, compiled),
+        checkpointing=parallel.resolve_checkpointing(
+            settings.run.activation_checkpointing, compiled
+        ),
         reduce_dtype=parallel.reduce_dtype(settings.run),
         weights=weights,
         step_loops=loops,

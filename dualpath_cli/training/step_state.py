@@ -109,8 +109,6 @@ class StepState(LightningModule):
         if self.compile_blocks:
             way_out = f"--run.compile false, or another torch than {torch.__version__}"
         names = joined_names(self.without_gradient_yet)
-        text = (
-            f"{names} do not train: their gradients are exactly zero; try {way_out}"
-        )
+        text = f"{names} do not train: their gradients are exactly zero; try {way_out}"
         # the first rank reports
         raise UserError(text if self.trainer.is_global_zero else "")

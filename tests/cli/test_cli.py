@@ -16,7 +16,8 @@ import pytest
 import yaml
 
 from dualpath_cli.cli.commands import COMMANDS
-from dualpath_cli.cli.main import LAST, STEPS, main
+from dualpath_cli.cli.main import main
+from dualpath_cli.cli.quickstart import LAST, STEPS
 from dualpath_cli.recipe import recipes
 from dualpath_cli.recipe.settings import SECTIONS
 from tests.training.tiny_run import write_home
@@ -239,7 +240,7 @@ def test_a_command_that_fails_ends_the_quickstart_which_then_continues(
         return codes.get(words[0], 0)
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("dualpath_cli.cli.main.main", pretend)
+    monkeypatch.setattr("dualpath_cli.cli.quickstart.main", pretend)
     assert main(["quickstart"]) == 130
     assert ran == ["prepare", "fit", "ablate"]
     said = capsys.readouterr().out

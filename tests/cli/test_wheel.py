@@ -18,7 +18,8 @@ import dualpath_cli
 from data_prep import sample
 from dualpath_cli.cli.commands import COMMANDS
 from dualpath_cli.cli.help import help_of
-from dualpath_cli.cli.main import HELP, RUN
+from dualpath_cli.cli.main import HELP
+from dualpath_cli.cli.quickstart import RUN
 from dualpath_cli.recipe import recipes
 
 CHECKOUT = Path(__file__).parents[2]

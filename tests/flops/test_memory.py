@@ -21,7 +21,7 @@ from torch.profiler import ProfilerActivity, profile
 from dualpath_cli.flops.description import SUSTAINED
 from dualpath_cli.flops.plan import (
     FLOAT32,
-    MAX_LOGITS,
+    MAX_LOGITS_COMPILED,
     STRATEGIES,
     Cluster,
     Optimizer,
@@ -392,7 +392,7 @@ def test_the_page_of_clusters_has_the_memory_of_a_gpu_as_it_is_planned(
 
 
 def test_the_loss_holds_as_many_logits_as_the_model_lets_it():
-    assert MAX_LOGITS == loss.MAX_LOGITS_COMPILED
+    assert MAX_LOGITS_COMPILED == loss.MAX_LOGITS_COMPILED
 
 
 def test_gradients_wait_beside_all_activations_where_a_step_has_several_micro_batches():

@@ -277,7 +277,7 @@ def test_training_minimises_the_auxiliary_loss_and_logs_the_loss_without_it():
     assert torch.equal(plain, module.model(TOKENS, TARGETS).mean())
     with_balanced(module.model)
     made = losses_of(module, TOKENS, TARGETS)
-    module.count(made, TARGETS)
+    module.record(made, TARGETS)
     nats = module.model(TOKENS, TARGETS).mean()
     assert (made.loss - nats).item() == pytest.approx(
         (SMALL.loops + 1) * 0.25, rel=1e-5

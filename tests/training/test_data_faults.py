@@ -22,7 +22,7 @@ from dualpath_cli.data.manifest import MANIFEST
 from dualpath_cli.data.tokenizer import TOKENIZER
 from dualpath_cli.run.run_folder import newest_checkpoint, step_of
 from dualpath_cli.training import checkpoints
-from dualpath_cli.training.data_module import loading_fault, split_blocks
+from dualpath_cli.training.data_module import loading_fault, stack_blocks
 from tests.data.faulty_data import (
     CHANGED,
     Damage,
@@ -335,7 +335,7 @@ def test_a_loader_whose_signal_comes_late_is_named_all_the_same(monkeypatch):
 
 
 def test_targets_are_the_tokens_one_place_on():
-    tokens, targets = split_blocks(
+    tokens, targets = stack_blocks(
         [np.arange(5), np.arange(5, 10)], vocab_size=10, place=""
     )
     assert tokens.tolist() == [[0, 1, 2, 3], [5, 6, 7, 8]]

@@ -129,7 +129,7 @@ class Ablate(StudyOptions):
 
         return SUITES if "all" in chosen else tuple(s for s in SUITES if s in chosen)
 
-    def overrides(self, config: ModelConfig) -> list[Intervention]:
+    def paper_interventions(self, config: ModelConfig) -> list[Intervention]:
         """The rows of the paper's table `ablations`: loops, constant gates, shuffled
         gates; and repetitions of a core."""
         loops = [Intervention(loops=count) for count in parse_loops(self.loops)]
@@ -185,11 +185,11 @@ def _rows_of_suite(
     """The rows of a suite; the docstring of `Ablate.suite` describes the suites."""
     match suite:
         case "paper":
-            changes = options.overrides(config)
+            changes = options.paper_interventions(config)
         case "token-classes":
             return _token_class_rows(options)
         case "layers":
-            changes = _in_each_layer(options.overrides(config), config)
+            changes = _in_each_layer(options.paper_interventions(config), config)
         case "experts":
             changes = _expert_changes(config, options.seeds or 1)
         case "halting":
@@ -200,8 +200,10 @@ def _rows_of_suite(
         case "kv-slots":
             most = max(config.most_loops, config.core_loops)
             changes = [Intervention(kv_slots=count) for count in range(1, most)]
-        case _:
+        case "depth":
             changes = _depth_changes(config)
+        case _:
+            raise AssertionError(f"no rows for suite '{suite}'")
 
     return [AblationRow(suite, change) for change in changes]
 

@@ -39,7 +39,6 @@ from dualpath_cli.study.ablation.options import (
     BASELINE,
     DEPTH,
     REPORT,
-    SHORTER,
     Ablate,
     AblationRow,
 )
@@ -239,15 +238,16 @@ class Ablation(bench.Study[bench.Pass]):
             rows = [row for row in results if row.suite in (suite, BASELINE)]
             if len(rows) == 1:
                 continue
-            if suite in ("paper", "experts", "kv-slots", *SHORTER):
+            if suite == "layers":
+                is_dual = self._model.block_kinds[-1] == "dual"
+                tables.append(layer_table(title, rows[1:], is_dual))
+            elif suite == "token-classes":
+                if source_excesses:
+                    tables.append(excess_table(title, source_excesses))
+            else:
                 core_loops = _trained_core_loops(self._model)
                 table = source_table(title, rows, self._model.same_loops, core_loops)
                 tables.append(table)
-            elif suite == "layers":
-                is_dual = self._model.block_kinds[-1] == "dual"
-                tables.append(layer_table(title, rows[1:], is_dual))
-            elif suite == "token-classes" and source_excesses:
-                tables.append(excess_table(title, source_excesses))
 
         return tables
 
