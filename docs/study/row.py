@@ -1,9 +1,13 @@
-"""Keeps the finished runs of docs/study/row.md, and restores them for a sweep to go on.
+"""Keeps, restores and judges the runs of three preregistrations: row.md (named for *in
+a row*, its word for in sequence), row_256.md and loops.md.
+
+A row here is a line of the table of runs; in statistics, an arm at one rate.
 
 python docs/study/row.py ...
     keep runs/row                 scores into row.csv, small files into row.tar.xz
     restore runs/row              on another machine, before the page's commands
-    bends a50_k1:expanded_k2      the preregistered check beside a p-value
+    bends a50_k1:expanded_k2      the second check: the share of equal arms that differ
+                                  as much (the bends themselves: compare)
     seeds a50_k1:expanded_k2      the difference seed by seed, not preregistered
     noise a50_k1:expanded_k2      how unequal noise changes the intervals
     verdicts runs/loops/a         the verdicts of loops.md, of a comparison's folder
@@ -349,7 +353,7 @@ def pair_of(study: Study, pair: str) -> list[tuple[Floats, Floats]]:
 
 
 def bends(study: Study, pair: str, designs: int = DESIGNS) -> None:
-    """Prints what the declaration sets beside the p of a pair."""
+    """Prints the second check of a pair: difference, error of a mean, share."""
     ours, theirs = pair_of(study, pair)
     shares = share_as_large(ours, theirs, designs, study.own_noise)
     for name, value in shares.items():

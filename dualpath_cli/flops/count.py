@@ -189,7 +189,8 @@ def all_flops(config: ModelConfig, seq_len: int | None = None) -> list[LayerFlop
 
 
 def total_flops(config: ModelConfig, seq_len: int | None = None) -> int:
-    """Forward FLOPs per token of all layers, router and attention scores included."""
+    """Forward FLOPs per token of all layers, router and attention scores included; the
+    head is apart (`head_flops`)."""
     return sum(layer.total for layer in all_flops(config, seq_len))
 
 

@@ -1,5 +1,13 @@
 """The sections of a recipe, a checked dataclass each. Torch-free, so that mistakes show
-at once."""
+at once.
+
+`key(...)` states the facts of a key at its field (`spec/keys.py`):
+
+    free        a continued run may change it, as it decides no number
+    in_sweep    a sweep decides or scales it
+    only_with   the key without which it has no effect
+    matters_in  the parts of a model that it has an effect on
+"""
 
 import json
 from collections.abc import Collection

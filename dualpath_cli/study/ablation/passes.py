@@ -48,6 +48,8 @@ class RowPass(Pass):
 
     @property
     def decisive(self) -> Mapping[str, Any]:
+        """All fields, also those at None: a new field of `Intervention` renames every
+        file, and kept passes are scored again."""
         return {"intervention": asdict(self.row.intervention)}
 
 
