@@ -89,7 +89,7 @@ def _prepare(source: Path, tokenizer: Path, out: Path, printed: Path) -> None:
     stages = _Stages()
     stages.watch(Encoder, "encode", "encode")
     stages.watch(pipeline, "judge", "judge")
-    stages.watch(pipeline._Preparation, "write", "write")
+    stages.watch(pipeline._Stages, "write", "write")
     words = [
         "--source",
         f"a={source}",

@@ -18,7 +18,7 @@ from fsspec.utils import glob_translate
 from data_prep.corpora import MIRROR, find_corpus
 from data_prep.input_files import Corpus
 from data_prep.packaged import PACKAGED
-from data_prep.settings import Preparation, SourceSettings, settings_from
+from data_prep.settings import PreparationSettings, SourceSettings, settings_from
 from data_prep.text import SHORTEST, Contamination, words_of
 from dualpath_cli.base.errors import RunFailed, UserError, describe_system_error
 from dualpath_cli.base.files import folder_of
@@ -40,7 +40,7 @@ if TYPE_CHECKING:  # which import numpy
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prepare(Preparation):
+class Prepare(PreparationSettings):
     """Turns corpora into a data folder: cleaned, deduplicated, mixed, tokenised, and
     cut into chunks. The same command continues an interrupted preparation.
 
@@ -87,13 +87,15 @@ class Prepare(Preparation):
     def __post_init__(self) -> None:
         check_ranges(self, {"workers": (1, 1 << 16)})
 
-    def settings(self) -> Preparation:
+    def settings(self) -> PreparationSettings:
         """The recipe's settings, overridden by the options that the user gave."""
         values = {}
         if self.config:
             path = recipes.find_recipe(self.config, kind="data")
             values = recipes.read_recipe_file(path)
-        keys = {field.name for field in fields(Preparation)}.intersection(self.given)
+        keys = {field.name for field in fields(PreparationSettings)}.intersection(
+            self.given
+        )
         options = {key: getattr(self, key) for key in keys}
         settings = settings_from(values | options)
         self._check_effects(settings)
@@ -106,7 +108,7 @@ class Prepare(Preparation):
             return replace(settings, num_files=Size(1))
         return settings
 
-    def _check_effects(self, settings: Preparation) -> None:
+    def _check_effects(self, settings: PreparationSettings) -> None:
         """Refuses options that would change nothing."""
         if "min_jaccard" in self.given and settings.duplicates != "near":
             raise UserError(
@@ -150,7 +152,7 @@ def prepare(options: Prepare) -> None:
         raise RunFailed(f"{reason}; {again}") from error
 
 
-def _prepare(settings: Preparation, options: Prepare) -> None:
+def _prepare(settings: PreparationSettings, options: Prepare) -> None:
     out = folder_of("--out", options.out)
     downloads = Path(options.downloads or out.parent / "downloads")
     _check_places(settings, out, downloads)
@@ -254,7 +256,7 @@ def _evaluation_texts(source: Source) -> Iterator[str]:
     )
 
 
-def _check_places(settings: Preparation, out: Path, downloads: Path) -> None:
+def _check_places(settings: PreparationSettings, out: Path, downloads: Path) -> None:
     """Refuses an output that would be read, or replaced with the data folder."""
     if downloads.resolve().is_relative_to(out.resolve()):
         raise UserError(
@@ -337,7 +339,9 @@ def _summary(manifest: Manifest) -> str:
     return ", ".join(parts)
 
 
-def _warn(settings: Preparation, corpora: Sequence[Corpus], manifest: Manifest) -> None:
+def _warn(
+    settings: PreparationSettings, corpora: Sequence[Corpus], manifest: Manifest
+) -> None:
     """Prints faults, rejected documents, and the source that ended the mix."""
     for source in manifest.sources:
         for fault in source.faults:

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from data_prep.catalogue import Catalogue, Integers, PieceGroup
-from data_prep.engine import Between, Engine, Task, share, shared
+from data_prep.engine import Between, Engine, Task, read_shared, write_shared
 from data_prep.pieces import Piece, read_sealed, write_sealed
 from data_prep.scramble import scramble
 from data_prep.settings import Duplicates
@@ -133,7 +133,7 @@ def judge(
     for other in judgement.folder.parent.iterdir():
         if other != judgement.folder:  # of pieces that were too few
             remove(other)
-    common = share(judgement.folder, "judgement", judgement)
+    common = write_shared(judgement.folder, "judgement", judgement)
 
     numbers = np.zeros(len(judgement.catalogue), NUMBERS)
     for stage in _stages(common, judgement):
@@ -176,7 +176,7 @@ class Sort:
     group: PieceGroup
 
     def run(self, between: Between) -> None:
-        judgement: Judgement = shared(self.judgement)
+        judgement: Judgement = read_shared(self.judgement)
         start = judgement.catalogue.starts[self.group.first]
 
         for column in range(judgement.columns):
@@ -200,7 +200,7 @@ class Match:
     number: int  # of the range
 
     def run(self, between: Between) -> None:
-        judgement: Judgement = shared(self.judgement)
+        judgement: Judgement = read_shared(self.judgement)
         path = judgement.matched_path(self.column, self.number)
         if read_sealed(path):
             return
@@ -236,7 +236,7 @@ class Settle:
 
     def run(self, between: Between) -> npt.NDArray[np.void]:
         """Returns `NUMBERS` of each piece."""
-        judgement: Judgement = shared(self.judgement)
+        judgement: Judgement = read_shared(self.judgement)
         path = judgement.verdict_path(self.group)
         if not read_sealed(path):
             verdicts = _settle(judgement, self.group, between)

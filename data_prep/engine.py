@@ -168,8 +168,8 @@ def _follow_parent() -> None:
 # process writing to a pipe for ever, where a process is killed before it reads them.
 
 
-def share(folder: Path, name: str, content: Any) -> Path:
-    """Writes what many tasks need, for `shared`; returns the path."""
+def write_shared(folder: Path, name: str, content: Any) -> Path:
+    """Writes what many tasks need, for `read_shared`; returns the path."""
     pickled = pickle.dumps(content)
     digest = hashlib.sha256(pickled).hexdigest()[:16]
     path = folder / f"{name}-{digest}.pickle"
@@ -179,6 +179,6 @@ def share(folder: Path, name: str, content: Any) -> Path:
 
 
 @lru_cache(maxsize=4)
-def shared(path: Path) -> Any:
-    """What `share` wrote, read once in a process."""
+def read_shared(path: Path) -> Any:
+    """What `write_shared` wrote, read once in a process."""
     return pickle.loads(path.read_bytes())

@@ -14,7 +14,7 @@ from data_prep.catalogue import Integers
 from data_prep.duplicates import Judgement
 from data_prep.pieces import Piece, TokenArray
 from data_prep.scramble import scramble
-from data_prep.settings import Preparation
+from data_prep.settings import PreparationSettings
 
 SHUFFLED_PIECES = 32  # of all sources together: in all some 60M tokens
 
@@ -184,7 +184,7 @@ class Portion:
         return before, stream()
 
 
-def wanted_tokens(settings: Preparation) -> list[int | None]:
+def wanted_tokens(settings: PreparationSettings) -> list[int | None]:
     """Returns the tokens asked for of each source; None: all."""
     shares = settings.shares() or [1.0] * len(settings.sources)
     if settings.tokens is None:
@@ -198,7 +198,7 @@ def _tokens_of(total: float, share: float) -> int:
     return math.ceil(total * share - 1e-6)
 
 
-def portions(settings: Preparation, pools: Sequence[Pool]) -> list[Portion]:
+def portions(settings: PreparationSettings, pools: Sequence[Pool]) -> list[Portion]:
     """Returns the portion of each pool by the weights.
 
     The scarcest source ends the mix.

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from data_prep.engine import shared
+from data_prep.engine import read_shared
 from data_prep.pieces import (
     REJECTED,
     Piece,
@@ -40,7 +40,7 @@ class PieceSettings:
 @lru_cache(maxsize=1)
 def piece_maker(settings: Path) -> "PieceMaker":
     """The maker of shared settings; one a process."""
-    return PieceMaker(shared(settings))
+    return PieceMaker(read_shared(settings))
 
 
 class PieceMaker:

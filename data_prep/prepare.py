@@ -17,7 +17,7 @@ from data_prep import records
 from data_prep.catalogue import Catalogue
 from data_prep.duplicates import Judgement, count_tasks, judge, ranges_for
 from data_prep.encoding import Encoded, Encoder, Fetch, Job
-from data_prep.engine import Engine, share
+from data_prep.engine import Engine, write_shared
 from data_prep.input_files import Corpus
 from data_prep.inspection import check_bytes
 from data_prep.mix import Pool, Portion, portions, wanted_tokens
@@ -31,7 +31,7 @@ from data_prep.out_folder import (
 from data_prep.packaged import PACKAGED
 from data_prep.piece_maker import PieceSettings
 from data_prep.pieces import PIECE_FORMAT, piece_path, token_type
-from data_prep.settings import Preparation
+from data_prep.settings import PreparationSettings
 from data_prep.shards import Plan, WriteChunk, write_index
 from data_prep.text import Contamination
 from dualpath_cli.base.errors import UserError
@@ -51,7 +51,7 @@ _PIPELINE = 1  # raised when the same request would give other bytes than before
 class Request:
     """All that decides a data folder, and its place."""
 
-    settings: Preparation
+    settings: PreparationSettings
     corpora: Sequence[Corpus]
     tokenizer: Tokenizer
     out: Path
@@ -181,15 +181,15 @@ def make_data_folder(
         folder.mkdir(exist_ok=True)
         request.tokenizer.save(folder)
 
-        preparation = _Preparation(request, engine, fetch, memory, work, folder)
-        mixed = preparation.encode_enough()
+        stages = _Stages(request, engine, fetch, memory, work, folder)
+        mixed = stages.encode_enough()
         if not mixed.tokens:
-            reason = _why_nothing(request.settings, preparation.pieces, mixed)
+            reason = _why_nothing(request.settings, stages.pieces, mixed)
             say_removing(work)
             discard(work)  # there is nothing to continue
             raise UserError(reason)
 
-        manifest = preparation.write(mixed)
+        manifest = stages.write(mixed)
 
         # Raises where OUT holds something else by now: hours have passed.
         finished(request, overwrite)
@@ -214,7 +214,7 @@ class _Mixed:
 
 
 @dataclass(frozen=True)
-class _Preparation:
+class _Stages:
     """The three stages: encode, judge, write."""
 
     request: Request
@@ -259,7 +259,7 @@ class _Preparation:
             contamination=self.request.contamination,
             strict=self.request.strict,
         )
-        common = share(self.pieces, "settings", settings)
+        common = write_shared(self.pieces, "settings", settings)
         return Encoder(self.engine, common, self.fetch, self.request.strict)
 
     def _judge(
@@ -351,7 +351,7 @@ class _Preparation:
 
     def _write_chunks(self, plan: Plan) -> list[StoredFile]:
         plan.journal.mkdir(parents=True, exist_ok=True)
-        common = share(plan.journal, "plan", plan)
+        common = write_shared(plan.journal, "plan", plan)
         tasks = [WriteChunk(common, number) for number in range(len(plan.lengths))]
 
         chunks = {}
@@ -388,7 +388,7 @@ class _Preparation:
 
 
 def _pools(
-    settings: Preparation, judgement: Judgement, numbers: npt.NDArray[np.void]
+    settings: PreparationSettings, judgement: Judgement, numbers: npt.NDArray[np.void]
 ) -> list[Pool]:
     pools = []
     for number, source in enumerate(settings.sources):
@@ -412,7 +412,7 @@ def _progress(title: str, total: int, unit: str) -> Progress:
     return Progress(console, title, counted(unit), total, transient=True)
 
 
-def _why_nothing(settings: Preparation, pieces: Path, mixed: _Mixed) -> str:
+def _why_nothing(settings: PreparationSettings, pieces: Path, mixed: _Mixed) -> str:
     """Returns why there is nothing to write, by the first source without text.
 
     The reason is what became of its documents, or its first fault if none was read.

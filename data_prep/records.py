@@ -19,7 +19,7 @@ import pyarrow as pa
 from data_prep.catalogue import PieceGroup
 from data_prep.duplicates import EXACT, NEAR, UNLIKE, Judgement
 from data_prep.encoding import Encoded
-from data_prep.engine import Between, Engine, share, shared
+from data_prep.engine import Between, Engine, read_shared, write_shared
 from data_prep.input_files import Corpus
 from data_prep.mix import Portion
 from data_prep.pieces import REJECTED, read_sealed, write_sealed
@@ -62,7 +62,7 @@ class Record:
     group: PieceGroup
 
     def run(self, between: Between) -> None:
-        records: Records = shared(self.records)
+        records: Records = read_shared(self.records)
         lines = {
             "held_out": _held_out_rows,
             "duplicates": _duplicate_rows,
@@ -177,7 +177,7 @@ def write_records(
         judgement.folder / "records",
         min(SAMPLED_PAIRS / max(compared, 1), 1.0),
     )
-    common = share(judgement.folder, "records", records)
+    common = write_shared(judgement.folder, "records", records)
     groups = judgement.catalogue.groups
     for _ in engine.run([Record(common, group) for group in groups]):
         on_task(1)

@@ -70,7 +70,7 @@ class SourceSettings:
 
 
 @dataclass(frozen=True)
-class Preparation:
+class PreparationSettings:
     """The settings that decide the content of a data folder."""
 
     # The texts below each field are those of --help.
@@ -204,7 +204,7 @@ class Preparation:
         return [weight / total for weight in weights] or None
 
 
-def settings_from(values: Mapping[str, Any]) -> Preparation:
+def settings_from(values: Mapping[str, Any]) -> PreparationSettings:
     """Returns the settings of a recipe's keys; those that are null are left out.
 
     A source may be NAME=PATH.
@@ -216,7 +216,7 @@ def settings_from(values: Mapping[str, Any]) -> Preparation:
             build(SourceSettings, _source_keys(source), f"sources.{n}.")
             for n, source in enumerate(sources)
         ]
-    return build(Preparation, keys)
+    return build(PreparationSettings, keys)
 
 
 def _source_keys(source: Any) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.engine import Between, shared
+from data_prep.engine import Between, read_shared
 from data_prep.mix import Portion, interleave
 from data_prep.pieces import TokenArray, read_sealed, write_sealed
 from dualpath_cli.base.files import hash_file, replacing, write_text
@@ -75,7 +75,7 @@ class WriteChunk:
 
     def run(self, between: Between) -> StoredFile:
         """A chunk that was noted before, and that is as it was, stays."""
-        plan: Plan = shared(self.plan)
+        plan: Plan = read_shared(self.plan)
         path = plan.chunk_path(self.number)
         note = plan.journal / f"{self.number}.json"
         chunk = _noted_chunk(note, path)

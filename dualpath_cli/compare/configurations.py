@@ -176,7 +176,7 @@ def siblings_of(
 
     def key_of(run: TrainedRun) -> tuple[int, int, str]:
         tokens = 0 if any_length else run.tokens
-        return _budget_of(run), tokens, json.dumps(run.keys)
+        return _budget_of(run), tokens, json.dumps(run.key_values)
 
     # Rates and seeds ascend in every configuration.
     in_order = sorted(runs, key=lambda run: (run.rate, run.seed))
@@ -220,7 +220,11 @@ def _without_rate(run: TrainedRun) -> TrainedRun:
         run,
         rate=run.settings.optim.lr,
         settings=replace(run.settings, run=run_settings),
-        keys={key: value for key, value in run.keys.items() if key not in SCALED_RATES},
+        key_values={
+            key: value
+            for key, value in run.key_values.items()
+            if key not in SCALED_RATES
+        },
     )
 
 
@@ -465,14 +469,14 @@ def _names(runs: Sequence[TrainedRun]) -> list[str]:
 
 
 def different_keys(one: TrainedRun, other: TrainedRun) -> set[str]:
-    keys = one.keys.keys() | other.keys.keys()
-    return {key for key in keys if one.keys.get(key) != other.keys.get(key)}
+    keys = one.key_values.keys() | other.key_values.keys()
+    return {key for key in keys if one.key_values.get(key) != other.key_values.get(key)}
 
 
 def word_of(run: TrainedRun, key: str) -> str:
     """A value of a recipe: `two_gates`, or with its key, `loops=4`. Commas would
     separate names."""
-    value = run.keys.get(key)
+    value = run.key_values.get(key)
     text = "+".join(map(str, value)) if isinstance(value, list) else str(value)
     if len(text) > MOST_CHARACTERS:  # as the source of a class
         text = hashlib.sha256(text.encode()).hexdigest()[:8]

@@ -10,7 +10,7 @@ from dualpath_cli.compare.runs import (
     TrainedRun,
     check_same_data,
     find_folders,
-    read_run,
+    read_trained_run,
 )
 from dualpath_cli.compare.sweep.runner import last_words
 from dualpath_cli.compare.sweep.runs import PlannedFiles, planned_in
@@ -34,7 +34,7 @@ def read_finished_runs(
     runs: list[TrainedRun] = []
     left_out: list[str] = []
     for folder in find_folders(paths):
-        run = read_run(folder)
+        run = read_trained_run(folder)
         if isinstance(run, TrainedRun):
             runs.append(run)
             left_out += run.lost

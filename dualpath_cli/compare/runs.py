@@ -84,7 +84,7 @@ class SeededRun:
 class TrainedRun(SeededRun):
     """A run that has reached its last step."""
 
-    keys: dict[str, Any]  # `decisive`: two configurations differ in some of them
+    key_values: dict[str, Any]  # `decisive`: two configurations differ in some of them
     # bits per byte at the end by set, with `aggregate`, their mean
     scores: dict[str, float]
     tokens_per_second: float
@@ -128,7 +128,7 @@ def _hint(path: Path) -> str:
     )
 
 
-def read_run(folder: Path) -> TrainedRun | str:
+def read_trained_run(folder: Path) -> TrainedRun | str:
     """Reads a run folder. Of an unfinished run, returns the step it has reached, in
     words.
 
@@ -168,7 +168,7 @@ def read_run(folder: Path) -> TrainedRun | str:
     return TrainedRun(
         folder,
         settings,
-        keys=SeededRun(folder, settings).decisive(facts),
+        key_values=SeededRun(folder, settings).decisive(facts),
         scores={AGGREGATE: fmean(scores.values()), **scores},
         tokens_per_second=_speed(rows, settings),
         curve=_curve(rows),

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from data_prep.settings import Preparation
+from data_prep.settings import PreparationSettings
 from dualpath_cli.base.ranges import Size
 from dualpath_cli.cli.commands import COMMANDS
 from dualpath_cli.cli.help import help_of
@@ -125,7 +125,7 @@ def test_the_help_of_prepare_says_from_which_option_on_there_are_keys_of_a_recip
     assert first is not None
 
     listed = re.findall(r"^  (--[\w-]+)", text, re.MULTILINE)
-    keys = [option_name(field) for field in dataclasses.fields(Preparation)]
+    keys = [option_name(field) for field in dataclasses.fields(PreparationSettings)]
     assert listed[listed.index(first[1]) :] == keys
 
 

@@ -17,7 +17,7 @@ from dualpath_cli.compare.baselines import groups_of
 from dualpath_cli.compare.configurations import Group
 from dualpath_cli.compare.differences import AFTER, SAME
 from dualpath_cli.compare.results import Comparison
-from dualpath_cli.compare.runs import TrainedRun, find_folders, read_run
+from dualpath_cli.compare.runs import TrainedRun, find_folders, read_trained_run
 from dualpath_cli.compare.studies import (
     ablations_of,
     evaluations_of,
@@ -195,8 +195,8 @@ def test_a_run_that_finishes_while_it_is_read_has_all_its_rows(tmp_path, monkeyp
         return rows
 
     monkeypatch.setattr(runs, "read_table", read_and_end)
-    assert isinstance(read_run(folder), str)
-    found = read_run(folder)
+    assert isinstance(read_trained_run(folder), str)
+    found = read_trained_run(folder)
     assert isinstance(found, TrainedRun)
     assert found.lost == ()
 
@@ -340,7 +340,9 @@ EXCESS = {
 
 def made(folder: Path, seeds: int) -> tuple[Path, list[Group]]:
     sweep = write_sweep(folder / "sweep", ["wide", "a50_k2"], range(seeds))
-    return sweep, groups_of([read_run(path) for path in find_folders([str(sweep)])])
+    return sweep, groups_of(
+        [read_trained_run(path) for path in find_folders([str(sweep)])]
+    )
 
 
 def facts_of(run: Path, step: int) -> dict[str, Any]:

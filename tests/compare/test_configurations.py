@@ -20,7 +20,7 @@ from dualpath_cli.compare.runs import (
     TrainedRun,
     check_same_data,
     find_folders,
-    read_run,
+    read_trained_run,
 )
 from dualpath_cli.compare.tables import group_tables
 from dualpath_cli.flops.count import flops_by_layer
@@ -42,7 +42,7 @@ SCORES = {"novels": 2.0, "peps": 2.5}
 
 
 def written(folder: Path, **changes) -> TrainedRun:
-    run = read_run(write_run(folder, WIDE, SCORES, **changes))
+    run = read_trained_run(write_run(folder, WIDE, SCORES, **changes))
     assert isinstance(run, TrainedRun)
     return run
 
@@ -51,7 +51,7 @@ def test_scores_are_those_of_the_last_step_and_no_pause_moves_the_speed(tmp_path
     folder = write_run(tmp_path / "run", WIDE, SCORES, seed=3)
     text = (folder / "metrics.csv").read_text().replace("4000.0", "3.0", 1)
     (folder / "metrics.csv").write_text(text)
-    run = read_run(folder)
+    run = read_trained_run(folder)
     assert run.scores == {AGGREGATE: 2.25, "novels": 2.0, "peps": 2.5}
     assert (run.seed, run.tokens_per_second) == (3, 4000)
     assert run.curve[-1] == (
@@ -63,15 +63,21 @@ def test_scores_are_those_of_the_last_step_and_no_pause_moves_the_speed(tmp_path
 
 def test_a_run_that_is_not_at_its_end_says_how_far_it_is(tmp_path):
     assert (
-        read_run(write_run(tmp_path / "a", WIDE, SCORES, steps=20)) == "step 20 of 40"
+        read_trained_run(write_run(tmp_path / "a", WIDE, SCORES, steps=20))
+        == "step 20 of 40"
     )
-    assert read_run(write_run(tmp_path / "b", WIDE, SCORES, steps=0)) == "step 0 of 40"
+    assert (
+        read_trained_run(write_run(tmp_path / "b", WIDE, SCORES, steps=0))
+        == "step 0 of 40"
+    )
     # Trained to its end, and not yet scored on all sets.
     folder = write_run(tmp_path / "c", WIDE, SCORES)
     lines = (folder / "validation.csv").read_text().splitlines(keepends=True)
     kept = [line for line in lines if f"{STEPS * BATCH},p" not in line]
     (folder / "validation.csv").write_text("".join(kept))
-    assert read_run(folder) == "step 40 of 40: validation.csv has no row of peps"
+    assert (
+        read_trained_run(folder) == "step 40 of 40: validation.csv has no row of peps"
+    )
 
 
 def test_a_long_curve_becomes_means_of_as_many_rows(tmp_path):
@@ -85,7 +91,7 @@ def test_a_long_curve_becomes_means_of_as_many_rows(tmp_path):
     (folder / "metrics.csv").write_text(
         f"step,tokens,loss,tokens_per_second,seconds\n{text}"
     )
-    run = read_run(folder)
+    run = read_trained_run(folder)
     assert isinstance(run, TrainedRun)
     assert len(run.curve) == 183  # of 11 rows
     assert run.curve[:2] == ((11.0, 5 / 10, 11.0), (22.0, 5 / 11, 22.0))
@@ -102,7 +108,7 @@ def test_intervals_that_training_left_out_are_no_points_of_the_curve(tmp_path):
             cells = lines[n].split(",")
             lines[n] = ",".join([*cells[:column], "nan", *cells[column + 1 :]])
         metrics.write_text("\n".join(lines) + "\n")
-        assert len(read_run(folder).curve) == len(lines) - 1 - left_out
+        assert len(read_trained_run(folder).curve) == len(lines) - 1 - left_out
 
 
 def test_runs_are_found_alone_in_a_sweep_and_as_fit_lays_them_out(tmp_path):
@@ -135,7 +141,7 @@ def test_names_places_and_ways_of_running_make_no_other_configuration(tmp_path):
         },
         data={"workers": 0},
     )
-    assert one.keys == same.keys
+    assert one.key_values == same.key_values
     others: dict[str, dict[str, Any]] = {
         "c": {"optim": {"lr": 0.01}},
         "d": {"model": {"gain_init": -2.0}},
@@ -143,12 +149,12 @@ def test_names_places_and_ways_of_running_make_no_other_configuration(tmp_path):
         "f": {"run": {"batch_tokens": 2 * BATCH, "max_tokens": 2 * STEPS * BATCH}},
     }
     for name, changes in others.items():
-        assert written(tmp_path / name, **changes).keys != one.keys
+        assert written(tmp_path / name, **changes).key_values != one.key_values
     facts = {"data_fingerprint": "f00d", "classes": {"my.Gate": "its source"}}
     (tmp_path / "b/versions.json").write_text(json.dumps(facts))
-    own_class = read_run(tmp_path / "b")
+    own_class = read_trained_run(tmp_path / "b")
     assert isinstance(own_class, TrainedRun)
-    assert own_class.keys != one.keys
+    assert own_class.key_values != one.key_values
 
 
 @pytest.mark.parametrize(
@@ -197,11 +203,13 @@ def test_numbers_that_are_none_are_named(tmp_path):
     with pytest.raises(
         UserError, match=r"validation.csv step 40: peps has nan bits per byte"
     ):
-        read_run(folder)
+        read_trained_run(folder)
 
 
 def all_of(folder: Path) -> list[TrainedRun]:
-    runs = [read_run(path.parent) for path in sorted(folder.rglob("recipe.yaml"))]
+    runs = [
+        read_trained_run(path.parent) for path in sorted(folder.rglob("recipe.yaml"))
+    ]
     assert all(isinstance(run, TrainedRun) for run in runs)
     return runs
 

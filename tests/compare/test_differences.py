@@ -19,7 +19,7 @@ from dualpath_cli.compare.differences import (
     differences_of,
 )
 from dualpath_cli.compare.rates import lowest
-from dualpath_cli.compare.runs import AGGREGATE, find_folders, read_run
+from dualpath_cli.compare.runs import AGGREGATE, find_folders, read_trained_run
 from dualpath_cli.report.blocks import block_spread, holm
 from tests.compare.run_folders import (
     configuration,
@@ -233,7 +233,7 @@ def write_rates(folder, optima, tried=RATES, seeds=3):
                     expected_loops=(1000 * lr,) * 4,
                     optim={"lr": lr},
                 )
-    return [read_run(path) for path in find_folders([str(folder)])]
+    return [read_trained_run(path) for path in find_folders([str(folder)])]
 
 
 def test_each_configuration_is_compared_at_its_own_best_rate(tmp_path):

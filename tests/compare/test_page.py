@@ -14,7 +14,7 @@ from dualpath_cli.compare import figures
 from dualpath_cli.compare.baselines import groups_of
 from dualpath_cli.compare.configurations import Group
 from dualpath_cli.compare.differences import AFTER, differences_of
-from dualpath_cli.compare.runs import find_folders, read_run
+from dualpath_cli.compare.runs import find_folders, read_trained_run
 from dualpath_cli.report.figures import FAMILY_COLORS, MUTED, WIDE, panels
 from dualpath_cli.report.page import page, pictures, tables, terms
 from dualpath_cli.report.table import Column, Table
@@ -147,7 +147,9 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Group:
     write_sweep(
         folder, ["wide", "loop_k2", "loop_k4", "a50_k2", "a50_k4", "a25_k4"], range(2)
     )
-    (made,) = groups_of([read_run(path) for path in find_folders([str(folder)])])
+    (made,) = groups_of(
+        [read_trained_run(path) for path in find_folders([str(folder)])]
+    )
     return made
 
 
@@ -247,7 +249,7 @@ def test_runs_that_logged_at_other_steps_share_some_or_have_no_line(
     head, *rows = (folders[1] / "metrics.csv").read_text().splitlines(keepends=True)
     left = [rows[n] for n in kept] or [rows[0].replace("10,40960", "15,61440")]
     (folders[1] / "metrics.csv").write_text("".join([head, *left]))
-    (made,) = groups_of([read_run(folder) for folder in folders])
+    (made,) = groups_of([read_trained_run(folder) for folder in folders])
     (points,) = figures.shared_points(made.configurations)
     assert points.shape == (2, len(steps), 3)
     assert points[0, :, figures.TOKENS].tolist() == [step * BATCH for step in steps]

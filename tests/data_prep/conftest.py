@@ -16,7 +16,7 @@ from data_prep.corpora import find_corpus
 from data_prep.encoding import Fetch
 from data_prep.engine import local_engine
 from data_prep.prepare import Request
-from data_prep.settings import Preparation, SourceSettings
+from data_prep.settings import PreparationSettings, SourceSettings
 from dualpath_cli.data.manifest import Manifest
 from dualpath_cli.data.tokenizer import Tokenizer
 from dualpath_cli.data.tokenizer_json import BYTE_OF_CHARACTER
@@ -50,7 +50,7 @@ def ask(small: Tokenizer, out: Path) -> Callable[..., Request]:
     """`ask(data, **settings)`: a request for a tuple of sources, or for one, of a path
     or of texts.
 
-    `settings` are fields of Preparation.
+    `settings` are fields of PreparationSettings.
     """
 
     def asked(
@@ -63,7 +63,9 @@ def ask(small: Tokenizer, out: Path) -> Callable[..., Request]:
         if not isinstance(data, (tuple, Path)):
             data = write_jsonl(out.parent / "a.jsonl", data)
         sources = data if isinstance(data, tuple) else (source("a", data),)
-        chosen = Preparation(sources, "given", **{"chunk_tokens": 64, **settings})
+        chosen = PreparationSettings(
+            sources, "given", **{"chunk_tokens": 64, **settings}
+        )
         corpora = [
             find_corpus(s, out.parent / "downloads", "http://nowhere", None)
             for s in sources

@@ -13,7 +13,7 @@ from data_prep.engine import Engine
 from data_prep.mix import Pool, interleave, portions
 from data_prep.pieces import Piece, PieceCounts, piece_path
 from data_prep.scramble import scramble
-from data_prep.settings import Preparation, SourceSettings
+from data_prep.settings import PreparationSettings, SourceSettings
 from tests.data_prep.test_text import document
 
 Lengths = list[list[int]]  # pieces of documents: the tokens of each
@@ -60,16 +60,16 @@ def to_hold_out(pool: Pool, number: int) -> list[int]:
 
 def asked(
     weights: list[float | None], tokens: int | None, max_epochs: int = 1
-) -> Preparation:
+) -> PreparationSettings:
     sources = [
         SourceSettings(f"s{n}", "p", weight, max_epochs)
         for n, weight in enumerate(weights)
     ]
-    return Preparation(tuple(sources), "t", tokens)
+    return PreparationSettings(tuple(sources), "t", tokens)
 
 
 def written(
-    pools: list[Pool], mix: Preparation, seed: int = 0
+    pools: list[Pool], mix: PreparationSettings, seed: int = 0
 ) -> list[tuple[int, int]]:
     """(number, tokens) of each document in the order of the stream."""
     stream = interleave(portions(mix, pools), seed)

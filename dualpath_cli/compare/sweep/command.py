@@ -15,7 +15,7 @@ from dualpath_cli.base.folders import check_inside
 from dualpath_cli.base.locks import exclusive
 from dualpath_cli.base.output import amount
 from dualpath_cli.compare.configurations import FAMILIES, edge_of, siblings_of
-from dualpath_cli.compare.runs import TrainedRun, read_run
+from dualpath_cli.compare.runs import TrainedRun, read_trained_run
 from dualpath_cli.compare.sweep.cells import SweepCell, solve_cells
 from dualpath_cli.compare.sweep.costs import (
     costs_of,
@@ -276,7 +276,7 @@ def _best_rates_at_edges(runs: Sequence[PlannedRun]) -> Iterator[str]:
     trained = []
     for run in runs:
         with suppress(UserError):  # of a folder that compare will refuse
-            found = read_run(run.folder)
+            found = read_trained_run(run.folder)
             if isinstance(found, TrainedRun):
                 trained.append(found)
 
