@@ -55,6 +55,7 @@ class Prepare(PreparationSettings):
       dualpath prepare --config recipes/data/paper.yaml --out data/nemotron-cc --yes
     """
 
+    # Inherited fields hold only what the command line gave: `settings` has all.
     config: Place | None = None
     """Recipe: a YAML file, or the name of a packaged one: paper is the paper's mix.
     Only in a recipe can sources have weights."""

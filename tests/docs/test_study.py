@@ -36,7 +36,7 @@ def script(name: str) -> ModuleType:
 
 @pytest.fixture(scope="module")
 def study() -> ModuleType:
-    return script("study")
+    return script("first")
 
 
 def test_every_table_of_the_page_is_what_the_script_makes(study):
@@ -84,7 +84,7 @@ def test_each_run_began_after_its_commit_which_has_todays_declaration(study):
     page = (STUDY / "declared.md").read_text(encoding="utf-8")
     declared = re.sub(r"\*As declared;[^*]+\*\n\n", "", page)
     began: dict[str, list[datetime]] = {}
-    for row in study.read("runs.csv"):
+    for row in study.read("first.csv"):
         began.setdefault(row["commit"], []).append(
             datetime.fromisoformat(row["started"])
         )

@@ -1,6 +1,6 @@
-"""Writes the tables of first.md from runs.csv beside this script.
+"""Writes the tables of first.md from first.csv beside this script.
 
-runs.csv has a row a scored run: the part of the study, the arm, peak learning rate and
+first.csv has a row a scored run: the part of the study, the arm, peak learning rate and
 seed, bits per byte of the four validation sets after the last step, the loops that the
 router of each layer expects there, and the commit and time at which the run began.
 """
@@ -32,7 +32,7 @@ Scores = Sequence[float]
 
 
 class Run(NamedTuple):
-    """A row of runs.csv."""
+    """A row of first.csv."""
 
     part: str
     arm: str
@@ -65,7 +65,7 @@ RUNS = [
             if name.startswith("loops") and value
         ],
     )
-    for row in read("runs.csv")
+    for row in read("first.csv")
 ]
 
 
