@@ -1,11 +1,14 @@
-"""Every use of Lightning's private parts, with its gain.
+"""Every use of private parts of Lightning and of PyTorch, with its gain.
 
 A release that moves a private part fails the test of the gain.
 """
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
@@ -136,3 +139,24 @@ def replace_mesh(strategy: "ModelParallelStrategy", mesh: "DeviceMesh") -> None:
     assert strategy.lightning_module is not None
     strategy.lightning_module._device_mesh = mesh
     strategy._device_mesh = mesh
+
+
+def set_timeout(mesh: "DeviceMesh", timeout: timedelta) -> None:
+    """Sets how long the groups of a mesh wait.
+
+    Gains the run's timeout: a mesh gives new groups PyTorch's, 10 minutes on GPUs. The
+    public `set_timeout` is newer than the lowest PyTorch allowed.
+    """
+    for group in mesh.get_all_groups():
+        backend = group._get_backend(torch.device(mesh.device_type))
+        backend._set_default_timeout(timeout)
+
+
+def keep_blocks_whole() -> None:
+    """Keeps a compiled block one graph under DDP.
+
+    Gains the memory and the speed of one graph: PyTorch would split a block where a
+    bucket of gradients is full, to reduce them during the backward pass. Compiled block
+    by block, gradients of one block are reduced during the backward pass of the next.
+    """
+    torch._dynamo.config.optimize_ddp = False

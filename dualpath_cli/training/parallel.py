@@ -104,9 +104,7 @@ def build_model(
             block.compile(options=BY_RULE)
         model.loss.compile(options=BY_RULE)
         raise_recompile_limit(len(set(config.layers)))
-        # Else PyTorch splits a block's graph into buckets of DDP, which already reduces
-        # the gradients of one block during the backward pass of the next.
-        torch._dynamo.config.optimize_ddp = False
+        internals.keep_blocks_whole()
 
     # Weights are kept and gathered in float32, and autocast casts them: a unit's
     # `param_dtype` would also round norms, gains and router, which the model keeps in
@@ -311,12 +309,8 @@ class FullyShardedStrategy(ModelParallelStrategy):
             (devices // self.shards, self.shards),
             mesh_dim_names=("replicate", "shard"),
         )
-        # Else new groups have PyTorch's timeout: 10 minutes on GPUs. The public
-        # `set_timeout` is newer than the lowest PyTorch allowed.
         assert self._timeout is not None
-        for group in mesh.get_all_groups():
-            backend = group._get_backend(self.root_device)
-            backend._set_default_timeout(self._timeout)
+        internals.set_timeout(mesh, self._timeout)
         internals.replace_mesh(self, mesh)
 
     @property

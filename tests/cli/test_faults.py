@@ -281,7 +281,7 @@ def test_places_that_a_runs_recipe_alone_names_are_not_searched(place, home, sai
             f"data.val.held_out: '{place}' of {RUN}/recipe.yaml is a glob, a folder"
             in error
         )
-        assert f"unless given: --data.val.held_out '{place}'" in error
+        assert f"only if you give it: --data.val.held_out '{place}'" in error
     # A recipe that names another field of the set has not named the place.
     run = yaml.safe_load(recipe.read_text())
     run["data"]["val"]["held_out"] = {"path": place, "field": "content"}
@@ -289,7 +289,7 @@ def test_places_that_a_runs_recipe_alone_names_are_not_searched(place, home, sai
     (home / "field.yaml").write_text("data: {val: {held_out: {field: text}}}")
     shown = json.dumps({"path": place, "field": "text"})
     error = said(*OTHERS[0].split(), "--config", "field.yaml")
-    assert f"unless given: --data.val.held_out '{shown}'" in error
+    assert f"only if you give it: --data.val.held_out '{shown}'" in error
     if place != "s3://bucket/val.jsonl":
         (home / "texts" / "a.jsonl").write_text((home / "val.jsonl").read_text())
         for line in OTHERS[:2]:

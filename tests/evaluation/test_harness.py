@@ -165,7 +165,9 @@ def test_texts_are_cut_as_the_harness_cuts_them(ids, window):
 def test_an_intervention_is_that_of_the_model_whatever_the_batch(change):
     model = reference.load(DualPathLM(CONFIG), WEIGHTS)
     requests = [("", *map(TOKENIZER.encode, pair)) for pair in PAIRS[:4]]
-    answers = harness(intervention=change)._loglikelihood_tokens(requests)
+    forced = harness()
+    forced.force(change)
+    answers = forced._loglikelihood_tokens(requests)
     plain = harness()._loglikelihood_tokens(requests)
     for (_, before, after), (actual, _), (learned, _) in zip(
         requests, answers, plain, strict=True
@@ -257,9 +259,9 @@ def written_by_hand(prompt: str, count: int) -> str:
 def test_a_model_writes_what_the_equations_say():
     texts = [written_by_hand(prompt, 4) for prompt in PROMPTS]
     assert written(harness(), PROMPTS, most=4) == texts
-    assert (
-        written(harness(intervention=Intervention(loops=1)), PROMPTS, most=4) != texts
-    )
+    forced = harness()
+    forced.force(Intervention(loops=1))
+    assert written(forced, PROMPTS, most=4) != texts
 
 
 def test_an_empty_prompt_is_end_of_text():

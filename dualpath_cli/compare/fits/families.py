@@ -127,7 +127,7 @@ def _own_keys(c: Configuration) -> dict[str, Any]:
         joined.add("model.block")  # the family says which
     return {
         key: value
-        for key, value in run.keys.items()
+        for key, value in run.key_values.items()
         if key not in joined and has_effect(key, model)
     }
 
