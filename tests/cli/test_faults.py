@@ -278,7 +278,7 @@ def test_places_that_a_runs_recipe_alone_names_are_not_searched(place, home, sai
     for line in OTHERS[:3]:
         error = said(*line.split())
         assert (
-            f"data.val.held_out: '{place}' of {RUN}/recipe.yaml is a glob, a folder"
+            f"data.val.held_out: '{place}' in {RUN}/recipe.yaml is a glob, a folder"
             in error
         )
         assert f"only if you give it: --data.val.held_out '{place}'" in error
