@@ -33,7 +33,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from dualpath_cli.compare.differences import SAME
-from dualpath_cli.compare.rates import lowest, resampled
+from dualpath_cli.compare.rates import lowest, neighbours, resampled
 from dualpath_cli.report.blocks import LEVEL, Spread, holm
 from dualpath_cli.report.bootstrap import Floats
 from dualpath_cli.report.figures import FAMILY_COLORS
@@ -188,12 +188,6 @@ def scores_of(
     )
 
 
-def nearest(means: Floats) -> slice:
-    """The places of the lowest mean and its two neighbours."""
-    first = min(max(int(means.argmin()), 1), len(means) - 2) - 1
-    return slice(first, first + 3)
-
-
 def share_as_large(
     ours: tuple[Floats, Floats],
     theirs: tuple[Floats, Floats],
@@ -240,7 +234,7 @@ def curve_from_zero(logs: Floats, scores: Floats) -> Floats:
     """An arm's parabola at each rate, moved to a lowest point of zero."""
     means = scores.mean(0)
     place, _, _ = lowest(logs, means)
-    near = nearest(means)
+    near = neighbours(means)
     curve: Floats = np.polyfit(logs[near], means[near], 2)[0] * (logs - place) ** 2
     return curve
 
@@ -254,7 +248,7 @@ def by_seed(ours: tuple[Floats, Floats], theirs: tuple[Floats, Floats]) -> Float
     for logs, scores in (ours, theirs):
         means = scores.mean(0)
         place, _, _ = lowest(logs, means)
-        near = nearest(means)
+        near = neighbours(means)
         values.append(np.polyval(np.polyfit(logs[near], scores[:, near].T, 2), place))
     return values[0] - values[1]
 
@@ -327,7 +321,7 @@ def figure(study: Study, file: Path) -> None:
             continue
         logs, scores = scores_of(arm, rows, study.fewest)
         means = scores.mean(0)
-        near = nearest(means)
+        near = neighbours(means)
         line = np.linspace(*logs[near][[0, 2]], 99)
         ax.plot(
             np.exp(line),

@@ -21,7 +21,7 @@ import numpy as np
 
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.ranges import format_size
-from dualpath_cli.compare.rates import lowest
+from dualpath_cli.compare.rates import lowest, neighbours
 from dualpath_cli.compare.runs import AGGREGATE, TrainedRun
 from dualpath_cli.flops import count
 from dualpath_cli.recipe.keys import SCALED_RATES
@@ -397,8 +397,7 @@ def _scores_at_best_rate(
     place = float(lowest(logs, means)[0])
 
     # Each seed and set has its own parabola, through the same three rates.
-    middle = min(max(int(means.argmin()), 1), len(rates) - 2)
-    near = slice(middle - 1, middle + 2)
+    near = neighbours(means)
     scores = {}
     for measure in runs[0].scores:
         scores_KS = scores_by_rate(runs, measure, seeds)

@@ -65,7 +65,7 @@ class Difference:
 
     @property
     def tested(self) -> bool:
-        return self.p == self.p
+        return not isnan(self.p)
 
     @property
     def unlike(self) -> bool:

@@ -48,6 +48,12 @@ def lowest(logs_K: Floats, means_RK: Floats) -> tuple[Floats, Floats, Floats]:
     return place, value, bend
 
 
+def neighbours(means_K: Floats) -> slice:
+    """The places of the lowest mean and of the rates beside it: three neighbours."""
+    middle = min(max(int(means_K.argmin()), 1), len(means_K) - 2)
+    return slice(middle - 1, middle + 2)
+
+
 def resampled(
     ours: tuple[Floats, Floats],
     theirs: tuple[Floats, Floats],
