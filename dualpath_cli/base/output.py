@@ -1,7 +1,9 @@
 """Standard output and error: characters that a terminal obeys, a reader that leaves."""
 
+import errno
 import os
 import re
+import stat
 import sys
 from typing import TextIO
 
@@ -64,14 +66,21 @@ def escape_unprintable() -> None:
 def say(text: str, stream: TextIO | None = None, *, end: str = "\n") -> None:
     """Prints a line, on stderr by default.
 
-    A terminal gets it `printable`, a file as it is, and a closed stderr nothing.
+    A terminal gets it `printable`, a file as it is; a closed stderr and a terminal that
+    was closed get nothing.
     """
     stream = stream or sys.stderr
     if stream is None:  # print would take stdout instead
         return
 
     shown = printable(text) if stream.isatty() else text
-    print(shown, end=end, file=stream, flush=True)
+    try:
+        print(shown, end=end, file=stream, flush=True)
+    except OSError as failure:
+        is_device = stat.S_ISCHR(os.fstat(stream.fileno()).st_mode)
+        if failure.errno != errno.EIO or not is_device:
+            raise
+        send_nowhere(stream)
 
 
 def send_nowhere(stream: TextIO) -> None:

@@ -47,8 +47,8 @@ class DualPathCLI(LightningCLI):
         self.parser = classes.trainer_parser()
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        is_study = isinstance(self.launch, RunLaunch)
-        read = [self.launch.folder] if is_study else []
+        has_run = isinstance(self.launch, RunLaunch)
+        read = [self.launch.folder] if has_run else []
         self.config = classes.read_trainer(parser, self.launch.settings, read)
 
     def instantiate_classes(self) -> None:

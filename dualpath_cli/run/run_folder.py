@@ -188,20 +188,23 @@ def read_run(folder: Path, checkpoint: Path, step: int) -> Run:
     from dualpath_cli.data.tokenizer import Tokenizer
 
     recipe = read_recipe(folder)
-    begun = read_json(folder / VERSIONS, PUT_BACK)
-    # An exported folder is also its checkpoint.
-    facts = begun if checkpoint == folder else facts_of(checkpoint)
+    is_exported = checkpoint == folder
+    if is_exported:
+        facts = read_json(folder / VERSIONS, PUT_BACK)
+    else:
+        facts = facts_of(checkpoint)
     for key in ("id", "step", "model", "tokenizer"):
         if key not in facts:
             raise UserError(
                 f"the facts recorded for {checkpoint} have no '{key}'; {PUT_BACK}"
             )
-    if checkpoint != folder and facts["step"] != step:
+    if not is_exported and facts["step"] != step:
         raise UserError(
             f"{checkpoint} was written at step {facts['step']}; put the checkpoint of "
             f"step {step} back, or remove it"
         )
 
+    begun = read_json(folder / VERSIONS, PUT_BACK)
     if "id" not in begun:
         raise UserError(f"{folder / VERSIONS} has no 'id'; {PUT_BACK}")
     if facts["id"] != begun["id"]:

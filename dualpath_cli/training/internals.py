@@ -1,4 +1,4 @@
-"""Every use of private parts of Lightning and of PyTorch, with its gain.
+"""Every use in this room of private parts of Lightning and of PyTorch, with its gain.
 
 A release that moves a private part fails the test of the gain.
 """

@@ -160,7 +160,7 @@ def words_of(line: str, run: Path, out: Path) -> list[str]:
 
 
 PRINTING = ["compare RUN --out OUT", "generate --ckpt_path RUN --prompt TEXT"]
-"""All commands print by one console; the second also streams."""
+"""Commands that end with their reader; the second also streams."""
 
 
 @pytest.mark.parametrize("line", PRINTING)
@@ -191,7 +191,12 @@ def test_a_preparation_goes_on_to_its_end_where_its_terminal_is_closed(
     write_jsonl(tmp_path / "t.jsonl", ["A text of more than one sentence. " * 20])
     words = ["prepare", "--source", str(tmp_path / "t.jsonl")]
     words += ["--tokenizer", str(trained() / "tokenizer.json")]
-    with closed_terminal() as terminal, redirect_stderr(terminal):
+    with (
+        closed_terminal() as out,
+        closed_terminal() as errors,
+        redirect_stdout(out),
+        redirect_stderr(errors),
+    ):
         assert main([*words, "--out", str(tmp_path / "data")]) == 0
     assert (tmp_path / "data" / "manifest.json").exists()
 

@@ -202,5 +202,5 @@ def test_a_machine_with_another_version_or_without_the_files_is_named(
         with pytest.raises(UserError, match=r"does not see .*gone"):
             list(engine.run([Double(1)]))
         monkeypatch.setattr(ray_engine, "__version__", "0.0.1")
-        with pytest.raises(UserError, match=r"this command is of 0\.0\.1"):
+        with pytest.raises(UserError, match=r"this command runs 0\.0\.1"):
             list(engine.run([Double(1)]))
