@@ -4,8 +4,8 @@ python -m benchmarks.preparation TEXTS.jsonl.gz --tokenizer FOLDER \\
     --out docs/benchmarks/preparation.json
 
 Own share: CPU seconds of the command's own process in each of the three stages, beside
-those of its two workers, on 1 to 8 times the text. Each copy begins with a word of its
-own, so that nothing is an exact duplicate.
+those of its two workers, on 1 to 8 times the text. The words of each copy end in
+its number, so that nothing is a duplicate.
 
 Memory: documents with random keys, a tenth of which an earlier document has, are judged
 with less and less memory for a task; the peak is the largest of any worker's.
