@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from lightning.pytorch.strategies import ParallelStrategy, Strategy
 from torch import nn
 
@@ -158,8 +159,19 @@ def no_gradient_sync(strategy: Strategy) -> Iterator[None]:
 
 
 def clip_gradients(module: StepState) -> torch.Tensor:
-    """Clips by the global L2 norm, `optim.clip`; returns the norm before, ()."""
+    """Clips by the global L2 norm, `optim.clip`; returns the norm before, ().
+
+    The norm is the same on all ranks, bit for bit.
+    """
+    parameters = module.all_parameters
+    gradients = [each.grad for each in parameters if each.grad is not None]
+    norm = whole(nn.utils.get_total_norm(gradients))
+
+    # Each replica of hsdp sums it in a group of its own, perhaps in another order.
+    if module.device_mesh is not None:
+        dist.broadcast(norm, src=0)
+
     clip = module.optim_settings.clip
     limit = clip if clip > 0 else float("inf")
-    norm = nn.utils.clip_grad_norm_(module.all_parameters, limit)
-    return whole(norm)
+    nn.utils.clip_grads_with_norm_(parameters, limit, norm)
+    return norm
