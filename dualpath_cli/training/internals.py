@@ -3,6 +3,7 @@
 A release that moves a private part fails the test of the gain.
 """
 
+import atexit
 from collections.abc import Callable
 from contextlib import nullcontext
 from datetime import timedelta
@@ -110,6 +111,17 @@ def start_other_ranks(launcher: Any) -> None:
     message.
     """
     launcher._call_children_scripts()
+
+
+def leave_other_ranks() -> None:
+    """Lets a rank that failed end before the others do.
+
+    Gains the end of the job: at exit Lightning destroys the groups of GPUs, and this
+    waits for ranks that wait for this one.
+    """
+    from lightning.fabric.utilities.distributed import _destroy_dist_connection
+
+    atexit.unregister(_destroy_dist_connection)
 
 
 def share_cores(processes: int) -> None:

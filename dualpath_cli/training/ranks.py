@@ -85,7 +85,11 @@ class Ranks(internals.launcher_class()):  # type: ignore[misc]
         if ranks > 1 and not dist.is_initialized():
             self._meet()
 
-        return function(*args, **named)
+        try:
+            return function(*args, **named)
+        except Exception:
+            internals.leave_other_ranks()
+            raise
 
     def kill(self, signum: int) -> None:
         """Sends the children a signal; a child that then ends has not failed."""

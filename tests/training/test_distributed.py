@@ -6,6 +6,7 @@ file alone; tests of what that gains see them move.
 """
 
 import ast
+import atexit
 import os
 import re
 import shutil
@@ -15,14 +16,19 @@ import sys
 import time
 from collections import defaultdict
 from contextlib import suppress
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import yaml
 from lightning.fabric.plugins.environments.lightning import find_free_network_port
+from lightning.fabric.utilities.distributed import _destroy_dist_connection
+from lightning.pytorch.plugins.environments import LightningEnvironment
+from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.strategies.launchers import subprocess_script
 
 import dualpath_cli
@@ -34,7 +40,14 @@ from dualpath_cli.training import fit, internals, launch
 from dualpath_cli.training import ranks as joining
 from dualpath_cli.training.module import DualPathModule
 from dualpath_cli.training.parallel import build_model
-from tests.cli.processes import exit_codes, run_on_ranks, run_on_two_ranks, start
+from dualpath_cli.training.ranks import Ranks
+from tests.cli.processes import (
+    SERVER,
+    exit_codes,
+    run_on_ranks,
+    run_on_two_ranks,
+    start,
+)
 from tests.data_prep.web import wait_for
 from tests.training.tiny_run import (
     SEQ_LEN,
@@ -467,6 +480,35 @@ def test_processes_share_the_cores(monkeypatch):
     monkeypatch.setattr(torch, "set_num_threads", threads.append)
     internals.share_cores(10**6)
     assert (threads, os.environ["OMP_NUM_THREADS"]) == ([1], "1")
+
+
+def fail_as_a_rank(log: Path) -> None:
+    """Runs a rank that fails, and what is registered for its exit."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.destroy_process_group = lambda: log.write_text("waits")  # type: ignore
+    # As Lightning does where groups are of GPUs.
+    atexit.register(_destroy_dist_connection)
+
+    device = torch.device("cpu")
+    strategy = DDPStrategy(parallel_devices=[device])
+    strategy.cluster_environment = LightningEnvironment()
+    launcher = Ranks(strategy, "fit", timedelta(minutes=1), lambda: "")
+    with pytest.raises(OSError, match="the disk is full"):
+        launcher.launch(fail_for_want_of_room)
+    atexit._run_exitfuncs()
+
+
+def fail_for_want_of_room() -> None:
+    raise OSError("the disk is full")
+
+
+def test_a_rank_that_failed_does_not_wait_at_exit_for_the_others(tmp_path: Path):
+    log = tmp_path / "log"
+    process = SERVER.Process(target=fail_as_a_rank, args=(log,))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+    assert not log.exists()
 
 
 PUBLIC_DESPITE_THEIR_NAMES = {
