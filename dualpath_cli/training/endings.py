@@ -51,7 +51,7 @@ def ending_of(
     None for an error that has its message already, or is a defect. Why numbers went
     wrong is also written into the run folder.
     """
-    if isinstance(error, torch.OutOfMemoryError):
+    if _ran_out_of_memory(error):
         in_validation = "validation_step" in _functions(error)
         return _out_of_memory(session, in_validation)
     if isinstance(error, StopTraining):
@@ -78,6 +78,16 @@ def ending_of(
             or _refusal(session, error)
         )
     return None
+
+
+def _ran_out_of_memory(error: BaseException | None) -> bool:
+    """Whether a GPU ran out of memory; an error of the end of a CUDA graph's record may
+    hide this."""
+    while error is not None:
+        if isinstance(error, torch.OutOfMemoryError):
+            return True
+        error = error.__context__
+    return False
 
 
 def _out_of_memory(

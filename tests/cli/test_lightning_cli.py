@@ -212,6 +212,24 @@ def test_any_other_lack_of_room_is_one_line(
     assert line in error
 
 
+def test_a_lack_of_room_within_the_record_of_a_graph_is_known(
+    trained, tmp_path, monkeypatch, said
+):
+    """The end of the record fails, too, by another error."""
+    trained()  # writes the recipe
+
+    def without_room(*ignored: Any, **named: Any) -> None:
+        try:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        finally:
+            raise RuntimeError("CUDA error: operation failed due to a previous error")
+
+    monkeypatch.setattr(step, "losses_of", without_room)
+    words = ["fit", "--config", tmp_path / "recipe.yaml", "--run.name", "large"]
+    error = said(*words, "--run.micro_batch", 1, code=1)
+    assert "the GPU has no room for run.micro_batch=1 in step 1" in error
+
+
 @pytest.mark.parametrize(
     ("size", "advice"),
     [
