@@ -4,7 +4,11 @@ Torch-free. A change of theirs shows in `tests/cli/options.txt`.
 """
 
 from argparse import Action, ArgumentParser
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+
+from jsonargparse import _loaders_dumpers
 
 
 def actions_of(parser: ArgumentParser) -> list[Action]:
@@ -19,3 +23,18 @@ def type_of(action: Action) -> Any:
     argparse has it as `type`.
     """
     return getattr(action, "_typehint", None) or getattr(action, "type", None)
+
+
+@contextmanager
+def reading_numbers_by(loader: type) -> Iterator[None]:
+    """Within it, jsonargparse reads a text as a number by this YAML loader.
+
+    `set_loader` is asked for values, but not for the text of a number: by YAML 1.1,
+    0x10 is 16 and 1:30 is 90.
+    """
+    before = _loaders_dumpers.yaml_default_loader
+    _loaders_dumpers.yaml_default_loader = loader
+    try:
+        yield
+    finally:
+        _loaders_dumpers.yaml_default_loader = before

@@ -27,7 +27,7 @@ from dualpath_cli.base.ranges import (
     parse_size,
 )
 from dualpath_cli.recipe.elsewhere import called_here
-from dualpath_cli.recipe.internals import actions_of, type_of
+from dualpath_cli.recipe.internals import actions_of, reading_numbers_by, type_of
 from dualpath_cli.recipe.recipes import Loader, yaml_fault
 
 T = TypeVar("T")
@@ -113,9 +113,10 @@ class Parser(ArgumentParser):
     def _parsed(
         self, base: Mapping[str, Any], arguments: Sequence[str] = ()
     ) -> Namespace:
-        parsed = self.parse_object(deepcopy(dict(base)), defaults=False)
-        if arguments:
-            parsed = self.parse_args([*arguments], namespace=parsed, defaults=False)
+        with reading_numbers_by(Loader):
+            parsed = self.parse_object(deepcopy(dict(base)), defaults=False)
+            if arguments:
+                parsed = self.parse_args([*arguments], namespace=parsed, defaults=False)
         return parsed
 
     def _mistake(self, base: Mapping[str, Any], arguments: Sequence[str]) -> str:

@@ -223,6 +223,19 @@ def test_the_name_of_an_intervention_gives_it_back_in_any_order(change, order):
         assert (parse(written) or Intervention()) == change
 
 
+@pytest.mark.parametrize(
+    ("section", "name", "kind"),
+    [("run", "rank_timeout", "number"), ("run", "save_every", "whole number")],
+)
+@pytest.mark.parametrize("text", ["0x10", "1:30", "0b11"])
+def test_a_text_that_is_a_number_only_in_yaml_1_1_is_refused(section, name, kind, text):
+    line = f"{section}.{name} must be a {kind}, not '{text}'"
+    with pytest.raises(UserError, match=line):
+        changed({}, f"--{section}.{name}", text)
+    with pytest.raises(UserError, match=line):
+        changed({section: {name: text}})
+
+
 def test_another_parser_reads_values_in_its_own_way():
     theirs, ours = ArgumentParser(), Parser()
     for parser in (theirs, ours):
