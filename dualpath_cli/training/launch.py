@@ -18,7 +18,9 @@ from dualpath_cli.recipe.settings import Settings, settings_from
 from dualpath_cli.run.checkpoint_files import fault_of, manifest_of
 from dualpath_cli.run.exported_folder import LISTING
 from dualpath_cli.run.run_folder import (
+    CHECKPOINTS,
     RECIPE,
+    STEP,
     TOKENIZER,
     Run,
     check_free,
@@ -174,14 +176,19 @@ def _own_run(
     if start is None:
         return own, taken_back
 
+    # --ckpt-path goes back only once: the same command, repeated after an interruption,
+    # continues from the newest step. By then run.keep may have dropped the checkpoint.
+    given = Path(start)
+    is_own = given.resolve().parent == (folder / CHECKPOINTS).resolve()
+    if is_own and STEP.fullmatch(given.name) and step_of(given) == taken_back:
+        return own, taken_back
+
     older = find_run(start)
     if older.folder.resolve() != folder.resolve():
         raise UserError(
             f"--ckpt-path '{start}' is not a checkpoint of {folder}; to start from its "
             f"weights, give --run.init_from '{start}'"
         )
-    # --ckpt-path goes back only once: the same command, repeated after an interruption,
-    # continues from the newest step.
     if taken_back == older.step:
         return own, taken_back
     return older, older.step

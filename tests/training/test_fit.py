@@ -289,6 +289,20 @@ def test_a_run_goes_back_to_an_older_checkpoint_once_by_the_same_words(
     )
 
 
+def test_the_words_that_took_a_run_back_are_good_after_that_checkpoint_is_dropped(
+    fit, tmp_path, capsys
+):
+    run = fit(run={"keep": 3, "save_every": 1})
+    checkpoints = run / "checkpoints"
+    command = ["fit", "--config", str(tmp_path / "recipe.yaml"), "--run.keep", "1"]
+    command += ["--ckpt-path", str(checkpoints / "step-00000004")]
+    assert main(command) == 0
+    assert [path.name for path in checkpoints.glob("step-*")] == ["step-00000006"]
+    capsys.readouterr()
+    assert main(command) == 0
+    assert "is finished: nothing to do" in capsys.readouterr().out
+
+
 def test_an_unfinished_file_does_not_keep_a_folder_from_a_run_and_anothers_file_does(
     tmp_path,
 ):
