@@ -120,8 +120,9 @@ class Stopping(Callback):
 
     def _on_signal(self, signum: int, frame: Any) -> None:
         now = time.monotonic()
-        if not self.signum:
-            self.signum = signum
+        # The first signal, perhaps while the end of max_time is being saved.
+        if not self._noted:
+            self.signum = self.signum or signum
             self._noted = now
         elif now - self._noted > SECOND:
             if self._launcher is not None:

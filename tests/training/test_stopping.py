@@ -96,6 +96,12 @@ def twice_in_a_step() -> None:
     at_step("training_step", 5, lambda: [send(signal.SIGTERM), send(signal.SIGTERM)])
 
 
+def signalled_in_a_save() -> None:
+    """Has the process get a signal while a checkpoint is written."""
+    publish = checkpoints.publish
+    checkpoints.publish = lambda *files: [send(TERM), publish(*files)]
+
+
 def die_before_publishing() -> None:
     """Has the process killed when a checkpoint is written but not yet published."""
     checkpoints.publish = lambda *ignored: send(signal.SIGKILL)
@@ -131,6 +137,13 @@ ENDS: dict[str, tuple[Callable[[], None] | None, list[str], int, int | None, str
         "stopped by SIGUSR1",
     ),
     "no time": (None, TIME, 0, 1, "trainer.max_time is over"),
+    "a first signal after no time": (
+        signalled_in_a_save,
+        TIME,
+        0,
+        1,
+        "trainer.max_time is over",
+    ),
     "another signal ends it at once": (twice_in_a_step, [], 128 + TERM, 4, ""),
     # Validations after steps without and with a checkpoint of their own, and after the
     # last one.
@@ -181,6 +194,7 @@ EVERYDAY = {
     "SIGTERM to all",
     "Ctrl-C",
     "no time",
+    "a first signal after no time",
     "another signal ends it at once",
     "in a validation",
     "killed in the last one",
