@@ -110,6 +110,10 @@ class DualPathModule(StepState):
         """Losses in nats per position, (B, T)."""
         return self.model(tokens, targets)
 
+    def on_train_batch_start(self, batch: TokenBatch, batch_idx: int) -> int | None:
+        """Begins no step (-1) after a validation that has ended the run."""
+        return -1 if self.trainer.should_stop else None
+
     def training_step(self, batch: TokenBatch, batch_idx: int) -> torch.Tensor:
         """One optimizer step: `training/step.py`."""
         return train_step(self, batch)

@@ -161,6 +161,8 @@ class MetricsLog(Callback):
         """When training began or went on; None in a pause."""
         self.total_seconds = 0.0
         """The time of training up to the last row; only the first rank counts."""
+        self.validated: int | None = None
+        """The step of the last validation, which the state of callbacks includes."""
         self.validation_due = False
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
@@ -189,11 +191,17 @@ class MetricsLog(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """The beginning of the next row, which a continued run completes."""
-        return {"logged_step": self.logged_step, "seconds": self._elapsed()}
+        return {
+            "logged_step": self.logged_step,
+            "seconds": self._elapsed(),
+            "validated": self.validated,
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.logged_step = state_dict["logged_step"]
         self.seconds = state_dict["seconds"]
+        # not in checkpoints of earlier versions
+        self.validated = state_dict.get("validated")
 
     def _add_columns(self, config: ModelConfig) -> None:
         """Adds the columns of this model, after the column `lr`."""
@@ -206,7 +214,7 @@ class MetricsLog(Callback):
         self.metrics.columns[after_rate:after_rate] = [*rates, *loads]
 
     def _lacks_validation(self, trainer: Trainer, module: DualPathModule) -> bool:
-        """Whether the run was stopped before the end of this step's validation."""
+        """Whether this step's validation is still to be made, or made again."""
         every = self.settings.validate_every
         validates = bool(module.val_names) and every > 0
         due = validates and self.step > 0 and self.step % every == 0
@@ -215,12 +223,15 @@ class MetricsLog(Callback):
         if due:
             folder = self.validation.path.parent
             lacks = not is_validated(folder, self.step, module.val_names)
+            # A step's checkpoint is older than its validation, which callbacks such as
+            # EarlyStopping must see.
+            lacks |= self.validated != self.step and _has_callbacks_of_others(trainer)
         return bool(trainer.strategy.broadcast(lacks))
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Repeats an interrupted validation, which Lightning counts as done."""
+        """Makes up for a validation, which Lightning counts as done."""
         if self.validation_due:
             self.validation_due = False
             internals.validate_between_batches(trainer)
@@ -306,6 +317,7 @@ class MetricsLog(Callback):
         if trainer.sanity_checking:
             return  # a fresh run's step 0; the tables are opened when training starts
         self._log_validation(trainer, pl_module)
+        self.validated = self.step
         self.since = time.perf_counter()
 
     def _log_validation(self, trainer: Trainer, module: DualPathModule) -> None:
@@ -328,6 +340,12 @@ class MetricsLog(Callback):
         if module.step_loops is not None:
             loops = Counter(module.step_loops.at(step) for step in steps)
         return over_loops(training_flops_of(self.settings), module.config, loops)
+
+
+def _has_callbacks_of_others(trainer: Trainer) -> bool:
+    callbacks: Sequence[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    modules = (type(callback).__module__ for callback in callbacks)
+    return not all(module.startswith("dualpath_cli.") for module in modules)
 
 
 def _status(row: CsvRow) -> str:

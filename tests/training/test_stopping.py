@@ -266,6 +266,27 @@ def test_a_signal_in_a_validation_that_makes_up_for_the_last_one_loses_nothing(
     assert curve_of.is_file()
 
 
+@pytest.mark.parametrize(("where", "step"), [(STEP, 3), (VALIDATION, 4)])
+def test_a_killed_run_ends_where_early_stopping_would_have_ended_it(
+    where, step, trained, tmp_path
+):
+    """Each checkpoint is older than the validation of its step."""
+    patience = {"monitor": "val/held_out/loss", "patience": 1, "min_delta": 9.0}
+    callback = {"class_path": "lightning.pytorch.callbacks.EarlyStopping"}
+    callback["init_args"] = patience
+    whole = trained(run={**RUN, "save_every": 2}, trainer={"callbacks": callback})
+    assert step_of(newest_checkpoint(whole)) == 4
+
+    words = ["fit", "--config", str(tmp_path / "recipe.yaml"), "--run.name", "stopped"]
+    process = start(words, tmp_path / "log", signalled(KILL, where, step))
+    assert exit_codes([process], 60) == [-KILL]
+    for _ in range(2):  # an ended run does not go on
+        assert main(words) == 0
+        run = whole.with_name("stopped")
+        assert tables(run) == tables(whole)
+        torch.testing.assert_close(weights(run), weights(whole), rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=rare)])
 def test_a_row_is_of_all_steps_since_the_last_one_also_where_a_signal_came_between(
     ranks, trained, tmp_path
