@@ -70,7 +70,7 @@ def _local_file(path: Path) -> InputFile:
 
 def _file_elsewhere(file: RemoteFile) -> InputFile:
     # Without the server: another mirror has the same files. Names of the hub hold the
-    # commit.
+    # blob, not the commit: a new commit may change other files only.
     identity = json.dumps([file.name, file.sha256])
     size = FILE_BYTES if file.size is None else file.size
     return InputFile(file.name, size, identity, file)
@@ -206,7 +206,7 @@ def hub_files(source: str) -> list[RemoteFile]:
         )
 
     root = f"{api.endpoint}/datasets/{info.id}/resolve/{info.sha}/"
-    folder = f"huggingface/{info.id}/{info.sha[:12]}/"
+    folder = f"huggingface/{info.id}/"
     token = api.token if isinstance(api.token, str) else None
     return [_hub_file(files[name], root, folder, token) for name in chosen]
 
@@ -215,7 +215,7 @@ def _hub_file(file: Any, root: str, folder: str, token: str | None) -> RemoteFil
     """The file of an entry in the list of a dataset, at a URL below `root`."""
     return RemoteFile(
         url=root + quote(file.path),
-        name=folder + file.path,
+        name=f"{folder}{file.blob_id[:12]}/{file.path}",
         size=file.size,
         sha256=file.lfs.sha256 if file.lfs else None,
         token=token,

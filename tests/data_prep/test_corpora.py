@@ -11,7 +11,7 @@ import json
 import re
 from pathlib import Path, PurePosixPath
 from types import SimpleNamespace
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import pytest
 import zstandard
@@ -23,7 +23,7 @@ from data_prep.download import Downloads
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.cli.main import main
 from dualpath_cli.data.manifest import Manifest
-from tests.data_prep.conftest import contents, texts_of
+from tests.data_prep.conftest import contents, source, texts_of
 from tests.data_prep.web import Fault, Web
 
 ROOT = "contrib/Nemotron/Nemotron-CC/data-jsonl"
@@ -291,11 +291,23 @@ TREE = [
 ]
 
 
+def content_of(path: str) -> bytes:
+    return f"content of {path}".encode()
+
+
+def blob_of(content: bytes) -> str:
+    """An object id that tells contents apart, as git's does."""
+    return hashlib.sha1(content).hexdigest()
+
+
 class Hub(Web):
     """Answers as the hub's API does for one dataset."""
 
-    def lay_out(self, gated: str | bool = False) -> None:
-        info = {"id": DATASET, "sha": SHA, "gated": gated}
+    def lay_out(
+        self, gated: str | bool = False, commit: str = SHA, more: bytes = b""
+    ) -> None:
+        """Lays out a commit, whose files end with `more`."""
+        info = {"id": DATASET, "sha": commit, "gated": gated}
         folders = {
             str(folder) for path in TREE for folder in PurePosixPath(path).parents
         }
@@ -303,13 +315,13 @@ class Hub(Web):
             {"type": "directory", "path": f, "oid": "0" * 40} for f in folders - {"."}
         ]
         for path in TREE:
-            content = f"content of {path}".encode()
-            self.files[f"/datasets/{DATASET}/resolve/{SHA}/{path}"] = content
+            content = content_of(path) + more
+            self.files[f"/datasets/{DATASET}/resolve/{commit}/{path}"] = content
             entry = {
                 "type": "file",
                 "path": path,
                 "size": len(content),
-                "oid": "0" * 40,
+                "oid": blob_of(content),
             }
             if not path.endswith((".jsonl", ".md")):
                 sha256 = hashlib.sha256(content).hexdigest()
@@ -318,10 +330,10 @@ class Hub(Web):
         self.files[INFO] = json.dumps(info).encode()
         self.files[CHECK] = b"{}"
         half = len(tree) // 2
-        self.files[f"{INFO}/tree/{SHA}"] = json.dumps(tree[:half]).encode()
-        self.files[f"{INFO}/tree/{SHA}/rest"] = json.dumps(tree[half:]).encode()
-        page_two = f'<{self.url}{INFO}/tree/{SHA}/rest?cursor=2>; rel="next"'
-        self.faults[f"{INFO}/tree/{SHA}"] = [Fault(headers={"Link": page_two})] * 9
+        self.files[f"{INFO}/tree/{commit}"] = json.dumps(tree[:half]).encode()
+        self.files[f"{INFO}/tree/{commit}/rest"] = json.dumps(tree[half:]).encode()
+        page_two = f'<{self.url}{INFO}/tree/{commit}/rest?cursor=2>; rel="next"'
+        self.faults[f"{INFO}/tree/{commit}"] = [Fault(headers={"Link": page_two})] * 9
 
 
 @pytest.fixture
@@ -337,21 +349,33 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
 
 
 def found(path: str) -> list[str]:
-    folder = f"huggingface/{DATASET}/{SHA[:12]}/"
-    return [file.name.removeprefix(folder) for file in hub_files(f"hf:{DATASET}{path}")]
+    root = f"/datasets/{DATASET}/resolve/{SHA}/"
+    urls = [unquote(file.url) for file in hub_files(f"hf:{DATASET}{path}")]
+    return [url.partition(root)[2] for url in urls]
 
 
 def test_files_are_pinned_to_a_commit_with_their_sizes_and_hashes(hub, tmp_path):
     files = hub_files(f"hf:{DATASET}/data")
     for file, path in zip(files, sorted(TREE[2:]), strict=True):
-        content = f"content of {path}".encode()
+        content = content_of(path)
         assert file.url == f"{hub.url}/datasets/{DATASET}/resolve/{SHA}/{quote(path)}"
-        assert file.name == f"huggingface/{DATASET}/{SHA[:12]}/{path}"
+        assert file.name == f"huggingface/{DATASET}/{blob_of(content)[:12]}/{path}"
         sha256 = (
             None if path.endswith(".jsonl") else hashlib.sha256(content).hexdigest()
         )
         assert (file.size, file.sha256, file.token) == (len(content), sha256, None)
         assert Downloads(tmp_path).get(file).read_bytes() == content
+
+
+def test_a_commit_that_changes_no_file_of_a_source_keeps_its_request(hub, ask):
+    def request() -> str:
+        return ask((source("a", f"hf:{DATASET}/data"),)).digest
+
+    before = request()
+    hub.lay_out(commit="a" * 40)
+    assert request() == before
+    hub.lay_out(commit="b" * 40, more=b"\n")
+    assert request() != before
 
 
 ONE = TREE[2:4]
