@@ -91,7 +91,8 @@ def finished(request: Request, overwrite: bool) -> Manifest | None:
     Raises UserError where OUT holds something else.
     """
     out = request.out
-    if os.path.ismount(out):
+    # The place of a link is replaced, and `ismount` is false for all links.
+    if os.path.ismount(out.resolve()):
         raise UserError(
             f"--out '{out}' is a mount point, not to be replaced; name a folder in it"
         )

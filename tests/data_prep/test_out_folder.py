@@ -45,6 +45,15 @@ def test_a_finished_request_is_recognised_until_something_about_it_changes(
         finished(ask(path), overwrite=False)
 
 
+def test_a_link_to_a_mount_point_is_refused_as_the_mount_point_is(ask, tmp_path):
+    path = write_jsonl(tmp_path / "a.jsonl", TEXTS)
+    link = tmp_path / "link"
+    link.symlink_to("/proc")
+    for out in (Path("/proc"), link):
+        with pytest.raises(UserError, match=f"--out '{out}' is a mount point"):
+            finished(ask(path, out=out), overwrite=False)
+
+
 def test_a_damaged_folder_is_made_again_when_it_may_be_replaced(ask, out, tmp_path):
     asked = ask(TEXTS, val_fraction=0.5)
     manifest = prepare(asked)
