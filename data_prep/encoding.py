@@ -24,7 +24,7 @@ from data_prep.pieces import (
 )
 from data_prep.shares import ENOUGH, Check, FileEnd, Made, Share
 from dualpath_cli.base.errors import UserError, listed
-from dualpath_cli.data.rows import OnRead
+from dualpath_cli.data.rows import OnRead, kind_of
 from dualpath_cli.report.console import Progress, bytes_of_bytes, counted, plain_console
 
 PIECE_BYTES = 8 << 20
@@ -298,8 +298,10 @@ class Encoder:
                 walk.go_on()
                 continue
 
+            # A text is one piece, and each share would hold all of it.
+            is_one_piece = kind_of(path) == ".txt"
+            most = 1 if is_one_piece else 1 + EXPANSION * file.size // PIECE_BYTES
             # As many as keep all workers busy, with the files that are left.
-            most = 1 + EXPANSION * file.size // PIECE_BYTES
             count = min(math.ceil(self._engine.workers / (len(wave) - done)), most)
             walk.files[place].ends = []
             for first in range(count):

@@ -225,6 +225,23 @@ def test_a_file_that_its_readers_end_differently_stops_until_they_agree(
     assert Counter(texts_of(out)) == Counter(many(60))
 
 
+@pytest.mark.parametrize("name", ["a.txt", "a.md"])
+def test_a_text_is_read_by_one_worker(name, ask, tmp_path, monkeypatch):
+    path = tmp_path / name
+    path.write_text("hello " * 400)
+    reads: list[Path] = []
+
+    def noted(path: Path, *how: Any) -> Iterator[Rows]:
+        reads.append(path)
+        return read_rows(path, *how)
+
+    monkeypatch.setattr(shares, "read_rows", noted)
+    make_data_folder(
+        ask(path), TwoWorkers(), lambda file, on_received: file.origin, 10**9
+    )
+    assert reads == [path]
+
+
 def test_the_time_left_is_by_the_pace_of_new_pieces(tmp_path, monkeypatch, capsys):
     clock = [0.0]
     monkeypatch.setattr("dualpath_cli.report.console.time.monotonic", lambda: clock[-1])
