@@ -28,7 +28,6 @@ from data_prep.scramble import scramble
 from data_prep.settings import Duplicates
 from data_prep.similarity import TextComparison
 from data_prep.text import BANDS
-from dualpath_cli.base.files import remove
 
 Keys = npt.NDArray[np.uint64]
 
@@ -129,10 +128,8 @@ def judge(
     `on_task` is called with 1 for each of the tasks, of which there are
     `count_tasks`.
     """
+    # Those of fewer pieces stay: a preparation that continues begins with them.
     judgement.folder.mkdir(parents=True, exist_ok=True)
-    for other in judgement.folder.parent.iterdir():
-        if other != judgement.folder:  # of pieces that were too few
-            remove(other)
     common = write_shared(judgement.folder, "judgement", judgement)
 
     numbers = np.zeros(len(judgement.catalogue), NUMBERS)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data_prep import encoding, shares
+from data_prep import duplicates, encoding, shares
 from data_prep.download import Unavailable
 from data_prep.engine import Engine
 from data_prep.input_files import Corpus, InputFile
@@ -192,6 +192,27 @@ def test_a_continued_preparation_makes_nothing_again_and_remembers_faults(
     monkeypatch.setattr(PieceMaker, "make", again)
     (fault,) = prepare(asked).sources[0].faults
     assert "b.jsonl.gz: cannot be read" in fault
+
+
+def test_a_continued_preparation_judges_nothing_again(ask, tmp_path, monkeypatch):
+    # Of texts that come twice more are read and judged than the tokens seem to take.
+    asked = ask([*many(20) * 2, *many(60, start=100)], tokens=600)
+
+    def killed(manifest: Manifest, folder: Path) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Manifest, "write", killed)
+        with pytest.raises(KeyboardInterrupt):
+            prepare(asked)
+    assert len(list((tmp_path / "out.partial" / "judged").iterdir())) > 1
+
+    def again(*judged: Any) -> None:
+        raise AssertionError("it is judged again")
+
+    for name in ("_write", "_settle"):
+        monkeypatch.setattr(duplicates, name, again)
+    assert prepare(asked).tokens >= 600
 
 
 class TwoWorkers(Engine):
