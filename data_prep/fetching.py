@@ -1,6 +1,5 @@
 """Fetching: the size of a download, and files fetched ahead of their reader."""
 
-import math
 import multiprocessing
 import shutil
 import threading
@@ -84,11 +83,18 @@ def announce_downloads(
 
 
 def _files_to_read(corpus: Corpus, target: int | None) -> list[InputFile]:
-    """The first files of a corpus, by the size of one, that hold `target` tokens."""
+    """The first files of a corpus that hold `target` tokens, by the size of each."""
     if target is None:
         return corpus.files
 
-    return corpus.files[: math.ceil(target / corpus.files[0].likely_tokens)]
+    files = []
+    tokens = 0.0
+    for file in corpus.files:
+        if tokens >= target:
+            break
+        files.append(file)
+        tokens += file.likely_tokens
+    return files
 
 
 def _bytes_to_download(files: Sequence[InputFile], downloads: Path) -> int:

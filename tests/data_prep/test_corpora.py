@@ -20,6 +20,8 @@ from huggingface_hub import constants
 from data_prep import corpora, download, fetching, input_files
 from data_prep.corpora import hub_files, nemotron_files
 from data_prep.download import Downloads
+from data_prep.fetching import announce_downloads
+from data_prep.input_files import Corpus, InputFile, RemoteFile
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.cli.main import main
 from dualpath_cli.data.manifest import Manifest
@@ -272,6 +274,22 @@ def test_each_disk_needs_room_for_what_comes_onto_it(
     assert run("out") == 0
     said = capsys.readouterr().err
     assert re.search(r"takes about .* free at .*/out, .* free at .*/downloads\n", said)
+
+
+def test_a_download_is_estimated_by_the_size_of_each_file(small, tmp_path, capsys):
+    sizes = [1_000, 70_000, 70_000, 70_000]  # the first one is a rest
+    files = []
+    for number, size in enumerate(sizes):
+        name = f"{number}.parquet"
+        remote = RemoteFile(f"http://nowhere/{name}", name, size)
+        files.append(InputFile(name, size, name, remote))
+    corpus = Corpus(source("a", f"hf:{DATASET}/data"), files)
+
+    # At 0.5 to 0.8 tokens in a byte of Parquet.
+    places = (tmp_path / "out", tmp_path / "downloads")
+    counts = announce_downloads([corpus], [60_000], small, *places, yes=False)
+    assert counts == [3]
+    assert "downloads about 141.0 kB into " in capsys.readouterr().err
 
 
 # Datasets of the hub
