@@ -13,6 +13,7 @@ from data_prep import sample
 from data_prep.input_files import InputFile
 from data_prep.settings import PRIMITIVES, SAMPLE
 from dualpath_cli.base.files import hash_file, write_text
+from dualpath_cli.base.locks import exclusive
 from dualpath_cli.data import primitives
 from dualpath_cli.data.tokenizer import Tokenizer, train_bpe
 
@@ -61,11 +62,19 @@ def primitives_texts() -> bytes:
 def _primitives_file(downloads: Path) -> InputFile:
     """The texts of primitives, written where files that are fetched would be."""
     path = downloads / PRIMITIVES / "train.jsonl"
-    if not path.is_file() or hash_file(path) != PRIMITIVES_SHA256:
-        write_text(path, primitives_texts().decode())
+    if not _holds_primitives(path):
+        lock = path.with_name(f"{path.name}.lock")
+        with exclusive(lock, path, wait=True):
+            # Another process may have written them while this one waited.
+            if not _holds_primitives(path):
+                write_text(path, primitives_texts().decode())
 
     stat = path.stat()
     return InputFile(path.name, stat.st_size, PRIMITIVES_SHA256, path, stat.st_mtime_ns)
+
+
+def _holds_primitives(path: Path) -> bool:
+    return path.is_file() and hash_file(path) == PRIMITIVES_SHA256
 
 
 def _held_out_primitives(family: str) -> bytes:

@@ -10,7 +10,9 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterable
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +115,28 @@ def test_primitives_come_with_a_token_for_each_byte_and_held_out_texts(
     capsys.readouterr()
     assert prepare(words) == 0
     assert "nothing to do" in capsys.readouterr().out
+
+
+def test_primitives_are_written_once_by_preparations_that_begin_together(
+    tmp_path, monkeypatch
+):
+    texts = b'{"text": "1 + 1 = 2"}\n'
+    digest = hashlib.sha256(texts).hexdigest()
+    monkeypatch.setattr(packaged, "PRIMITIVES_SHA256", digest)
+    drawn: list[bytes] = []
+
+    def draw() -> bytes:
+        drawn.append(texts)
+        time.sleep(0.5)
+        return texts
+
+    monkeypatch.setattr(packaged, "primitives_texts", draw)
+    file = packaged.PACKAGED["primitives"].file
+    with ThreadPool(2) as pool:
+        first, second = pool.map(file, [tmp_path, tmp_path], chunksize=1)
+    assert len(drawn) == 1
+    assert first == second
+    assert not first.has_changed()
 
 
 def test_options_win_over_the_recipe(tmp_path, small_folder):
