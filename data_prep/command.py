@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
+from glob import has_magic
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
@@ -15,10 +16,15 @@ from typing import TYPE_CHECKING
 
 from fsspec.utils import glob_translate
 
-from data_prep.corpora import MIRROR, find_corpus
+from data_prep.corpora import LISTING, MIRROR, find_corpus
 from data_prep.input_files import Corpus
-from data_prep.packaged import PACKAGED
-from data_prep.settings import PreparationSettings, SourceSettings, settings_from
+from data_prep.packaged import PACKAGED, PRIMITIVES_FILE
+from data_prep.settings import (
+    PRIMITIVES,
+    PreparationSettings,
+    SourceSettings,
+    settings_from,
+)
 from data_prep.text import SHORTEST, Contamination, words_of
 from dualpath_cli.base.errors import RunFailed, UserError, describe_system_error
 from dualpath_cli.base.files import folder_of
@@ -161,6 +167,8 @@ def _prepare(settings: PreparationSettings, options: Prepare) -> None:
         find_corpus(source, downloads, options.mirror, settings.num_files)
         for source in settings.sources
     ]
+    remote = chain.from_iterable(corpus.remote_files() for corpus in corpora)
+    _check_globs(settings, [file.name for file in remote], downloads)
     spec = settings.tokenizer
     if spec is None:
         tokenizer = PACKAGED[settings.sources[0].path].tokenizer()
@@ -266,9 +274,13 @@ def _check_places(settings: PreparationSettings, out: Path, downloads: Path) -> 
         )
 
     for source in settings.sources:
-        is_here = not source.is_remote and not source.is_packaged
-        if is_here:
+        if source.is_local:
             _check_source(source, out, downloads)
+
+    # These are written before the files of all sources are known.
+    early = [LISTING for source in settings.sources if source.is_nemotron]
+    early += [PRIMITIVES_FILE for s in settings.sources if s.path == PRIMITIVES]
+    _check_globs(settings, early, downloads)
 
     # Packaged corpora write held-out texts of these names.
     names = {source.name for source in settings.sources}
@@ -308,6 +320,27 @@ def _check_source(source: SourceSettings, out: Path, downloads: Path) -> None:
             f"source '{source.path}' lies in --out '{out}', which may be replaced; "
             "give another --out"
         )
+
+
+def _check_globs(
+    settings: PreparationSettings, names: Sequence[str], downloads: Path
+) -> None:
+    """Refuses a glob on this disk that would match one of these downloads.
+
+    Once that is there, the source would be another one than before.
+    """
+    target = downloads.resolve()
+    for source in settings.sources:
+        if not source.is_local or not has_magic(source.path):
+            continue
+
+        pattern = Path(source.path).resolve()
+        for name in names:
+            if _matches(pattern, target / name):
+                raise UserError(
+                    f"source '{source.path}' would match the download "
+                    f"'{downloads / name}'; give another --downloads"
+                )
 
 
 def _matches(pattern: Path, path: Path) -> bool:

@@ -81,6 +81,7 @@ def _file_elsewhere(file: RemoteFile) -> InputFile:
 MIRROR = "https://data.commoncrawl.org/"
 
 _DATA = "contrib/Nemotron/Nemotron-CC/data-jsonl/"
+LISTING = f"{NEMOTRON}/data-jsonl.paths.gz"  # its name below the download folder
 
 
 def nemotron_files(selection: str, mirror: str, folder: Path) -> list[RemoteFile]:
@@ -112,9 +113,8 @@ def _nemotron_paths(mirror: str, url: str, folder: Path) -> list[str]:
     """Fetches the list of paths, and checks that each is one of Nemotron-CC."""
     from data_prep.download import Downloads, Unavailable  # imports requests
 
-    name = f"{NEMOTRON}/{Path(url).name}"
     try:
-        remote = RemoteFile(url, name, most=MOST_LIST_BYTES)
+        remote = RemoteFile(url, LISTING, most=MOST_LIST_BYTES)
         file = Downloads(folder).get(remote)
     except Unavailable as reason:
         raise UserError(

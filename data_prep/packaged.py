@@ -50,6 +50,7 @@ def _json_lines(texts: Iterable[str]) -> bytes:
     return "".join(lines).encode()
 
 
+PRIMITIVES_FILE = f"{PRIMITIVES}/train.jsonl"  # its name below the download folder
 PRIMITIVES_SHA256 = "ee95c322a51bb990f49ce3865593a3a4f1fe85d9b91a4b3e47c0d49530f64018"
 """Of `primitives_texts`, which draws them for seconds."""
 
@@ -61,7 +62,7 @@ def primitives_texts() -> bytes:
 
 def _primitives_file(downloads: Path) -> InputFile:
     """The texts of primitives, written where files that are fetched would be."""
-    path = downloads / PRIMITIVES / "train.jsonl"
+    path = downloads / PRIMITIVES_FILE
     if not _holds_primitives(path):
         lock = path.with_name(f"{path.name}.lock")
         with exclusive(lock, path, wait=True):

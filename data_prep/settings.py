@@ -59,6 +59,11 @@ class SourceSettings:
         return self.path in (SAMPLE, PRIMITIVES)
 
     @property
+    def is_local(self) -> bool:
+        """Whether its files are the user's, on this disk."""
+        return not self.is_remote and not self.is_packaged
+
+    @property
     def is_nemotron(self) -> bool:
         """Whether it is Nemotron-CC, or a selection of it."""
         return self.path.partition(":")[0] == NEMOTRON

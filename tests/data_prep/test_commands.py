@@ -168,6 +168,10 @@ def test_options_win_over_the_recipe(tmp_path, small_folder):
         ("a.jsonl --num-files 2", "--num-files has no effect without "),
         ("a=**/*.jsonl", "would match 'out/val/a.jsonl', which may be written"),
         ("**/*.zst", "would match 'out/rejected.jsonl.zst', which may be written"),
+        (
+            "a=**/train.jsonl primitives",
+            "would match the download 'downloads/primitives/train.jsonl'; give another",
+        ),
         ("*.jsonl", ""),
     ],
 )
@@ -175,7 +179,7 @@ def test_options_without_effect_and_globs_of_the_output_are_refused(
     words, reason, tmp_path, small_folder, capsys, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
-    for name in ("a.jsonl", "b.jsonl.zst"):
+    for name in ("a.jsonl", "train.jsonl", "b.jsonl.zst"):
         write_jsonl(tmp_path / name, ["hello"])
     arguments = ["--source", *words.split(), "--tokenizer", str(small_folder)]
     code = prepare([*arguments, "--workers", "1", "--out", "out"])

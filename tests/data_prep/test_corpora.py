@@ -221,6 +221,33 @@ def test_a_server_that_stays_away_stops_the_run_and_a_missing_file_is_passed_ove
     assert "404" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("ending", ["jsonl.zstd", "gz"])  # of files, of their list
+def test_a_glob_that_would_match_downloads_is_refused_before_they_are_there(
+    order, web, small_folder, tmp_path, capsys, ending
+):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    rows = b"".join(b'{"text": "own %d"}\n' % n for n in range(9))
+    (folder / "own.jsonl.zstd").write_bytes(zstandard.compress(rows))
+    (folder / "own.jsonl.gz").write_bytes(gzip.compress(rows))
+
+    def run(*options: str) -> int:
+        own = f"own={folder}/**/*.{ending}"
+        words = ["--source", own, "nemotron-cc", "--mirror", web.url]
+        words += ["--tokenizer", str(small_folder), "--out", str(folder / "out")]
+        return main(["prepare", *words, "--workers", "1", *options])
+
+    assert run() == 2
+    said = capsys.readouterr().err
+    assert f"would match the download '{folder}/downloads/nemotron-cc/" in said
+    assert not web.asked(order[0])
+    elsewhere = ("--downloads", str(tmp_path / "elsewhere"))
+    assert run(*elsewhere) == 0
+    assert len(texts_of(folder / "out")) == 29
+    assert run(*elsewhere) == 0
+    assert "nothing to do" in capsys.readouterr().out
+
+
 def test_much_to_download_is_asked_about_and_a_small_disk_noticed_first(
     order, run, web, tmp_path, capsys, monkeypatch
 ):
