@@ -9,7 +9,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dualpath_cli.base.errors import UserError
-from dualpath_cli.base.ranges import Place, Size, check_range, check_ranges
+from dualpath_cli.base.ranges import (
+    Place,
+    Size,
+    check_name,
+    check_range,
+    check_ranges,
+)
 from dualpath_cli.data.documents import NAME, split_name, stem
 from dualpath_cli.data.manifest import HUB, dataset_of
 from dualpath_cli.recipe.parser import build
@@ -46,6 +52,9 @@ class SourceSettings:
                 f"'{self.name}' cannot name a source; give NAME=PATH with letters, "
                 "digits, '.', '_' and '-' in NAME"
             )
+        # val/NAME.jsonl is written at the end.
+        way_out = "; give another by NAME=PATH"
+        check_name("the name of a source", self.name, way_out)
         if self.weight is not None and not 0 < self.weight < math.inf:
             raise UserError(
                 f"weight of '{self.name}' must be above 0, not {self.weight:g}; remove "

@@ -69,6 +69,20 @@ def test_a_source_is_named_by_itself_or_by_where_it_is(spec, name, path):
     assert source.is_remote == ("hf:" in spec or "nemotron-cc" in spec)
 
 
+@pytest.mark.parametrize("letter", ["n", "日"])
+def test_a_name_too_long_for_its_held_out_texts_is_refused_at_once(letter):
+    def named(count: int) -> str:
+        sources = [f"{letter * count}.jsonl"]
+        (source,) = settings_from({"sources": sources, "tokenizer": "t"}).sources
+        return source.name
+
+    most = 100 // len(letter.encode())
+    assert named(most) == letter * most
+    said = r"at most 100 bytes, not .*; give another by NAME=PATH"
+    with pytest.raises(UserError, match=said):
+        named(most + 1)
+
+
 SAMPLE = {
     "chunk-0-0.bin": "cd35dc66d869",
     "tokenizer.json": "a4c8c70f11dd",
