@@ -176,7 +176,6 @@ def _prepare(settings: PreparationSettings, options: Prepare) -> None:
         tokenizer = Tokenizer.load(spec)
 
     from data_prep.fetching import Fetcher, announce_downloads
-    from data_prep.mix import wanted_tokens
     from data_prep.prepare import Request, finished, make_data_folder
 
     if settings.duplicates == "near" and not find_spec("datasketch"):
@@ -198,8 +197,9 @@ def _prepare(settings: PreparationSettings, options: Prepare) -> None:
         say(line, sys.stdout)
         return
 
-    wanted = wanted_tokens(settings)
-    counts = announce_downloads(corpora, wanted, tokenizer, out, downloads, options.yes)
+    counts = announce_downloads(
+        settings, corpora, tokenizer, out, downloads, options.yes
+    )
     with (
         _engine(options, out, corpora) as (engine, task_bytes),
         Fetcher(corpora, downloads, counts) as fetcher,

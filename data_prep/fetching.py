@@ -11,8 +11,10 @@ from rich.filesize import decimal
 
 from data_prep.download import Downloads
 from data_prep.input_files import Corpus, InputFile, RemoteFile
+from data_prep.mix import tokens_to_write, wanted_tokens
 from data_prep.out_folder import bytes_made
 from data_prep.pieces import token_type
+from data_prep.settings import PreparationSettings
 from dualpath_cli.base.errors import UserError, listed
 from dualpath_cli.base.output import say
 from dualpath_cli.data.rows import OnRead
@@ -27,8 +29,8 @@ CONNECTIONS = 4  # files that are fetched at a time, and ahead of their reader
 
 
 def announce_downloads(
+    settings: PreparationSettings,
     corpora: Sequence[Corpus],
-    wanted: Sequence[int | None],
     tokenizer: Tokenizer,
     out: Path,
     downloads: Path,
@@ -36,21 +38,23 @@ def announce_downloads(
 ) -> list[int]:
     """Prints the size of the download; returns how many files of each corpus are read.
 
-    Both are estimates from the sizes of files. `wanted` are tokens of each corpus, None
-    for all. What an interrupted preparation has on the disk is not needed again. Raises
-    UserError for more than a disk can hold, and for a large download without `yes`.
+    Both are estimates from the sizes of files. What an interrupted preparation has on
+    the disk is not needed again. Raises UserError for more than a disk can hold, and
+    for a large download without `yes`.
     """
     counts = []
     download = 0
-    tokens = 0.0
-    for corpus, target in zip(corpora, wanted, strict=True):
+    read = []  # tokens of each corpus
+    for corpus, target in zip(corpora, wanted_tokens(settings), strict=True):
         files = _files_to_read(corpus, target)
         counts.append(len(files))
         download += _bytes_to_download(files, downloads)
-        tokens += _tokens_to_read(files, target)
+        read.append(_tokens_to_read(files, target))
 
-    # A token is in a piece and in a shard.
-    data = tokens * (2 * token_type(tokenizer)().itemsize + RECORD_BYTES_PER_TOKEN)
+    # A token is in a piece, and in the shards as often as it is repeated.
+    size = token_type(tokenizer)().itemsize
+    data = sum(read) * (size + RECORD_BYTES_PER_TOKEN)
+    data += sum(tokens_to_write(settings, read)) * size
     data_left = round(max(data - bytes_made(out), 0))
     needs = [("--out", out, data_left), ("--downloads", downloads, download)]
     if _existing(out).stat().st_dev == _existing(downloads).stat().st_dev:
@@ -105,8 +109,8 @@ def _bytes_to_download(files: Sequence[InputFile], downloads: Path) -> int:
     return missing
 
 
-def _tokens_to_read(files: Sequence[InputFile], target: int | None) -> float:
-    available = sum(file.likely_tokens for file in files)
+def _tokens_to_read(files: Sequence[InputFile], target: int | None) -> int:
+    available = round(sum(file.likely_tokens for file in files))
     return available if target is None else min(available, target)
 
 

@@ -199,28 +199,35 @@ def _tokens_of(total: float, share: float) -> int:
 
 
 def portions(settings: PreparationSettings, pools: Sequence[Pool]) -> list[Portion]:
-    """Returns the portion of each pool by the weights.
+    """Returns the portion of each pool."""
+    wanted = tokens_to_write(settings, [pool.tokens for pool in pools])
+    return [_portion(pool, tokens) for pool, tokens in zip(pools, wanted, strict=True)]
 
-    The scarcest source ends the mix.
+
+def tokens_to_write(
+    settings: PreparationSettings, available: Sequence[int]
+) -> list[int]:
+    """Returns the tokens to write of each source by the weights.
+
+    `available` are those of one pass. The scarcest source ends the mix.
     """
     shares = settings.shares()
     if shares is None and settings.tokens is None:
-        return [_portion(pool, pool.tokens) for pool in pools]
+        return [*available]
 
     shares = shares or [1.0]
-    sources = settings.sources
     most = [
-        pool.tokens * source.max_epochs
-        for pool, source in zip(pools, sources, strict=True)
+        tokens * source.max_epochs
+        for tokens, source in zip(available, settings.sources, strict=True)
     ]
     total = min(tokens / share for tokens, share in zip(most, shares, strict=True))
     if settings.tokens is not None:
         total = min(total, settings.tokens)
 
-    chosen = []
-    for pool, share, tokens in zip(pools, shares, most, strict=True):
-        chosen.append(_portion(pool, min(_tokens_of(total, share), tokens)))
-    return chosen
+    return [
+        min(_tokens_of(total, share), tokens)
+        for share, tokens in zip(shares, most, strict=True)
+    ]
 
 
 def _portion(pool: Pool, wanted: int) -> Portion:

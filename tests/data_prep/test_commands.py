@@ -274,6 +274,30 @@ def test_the_disk_that_is_needed_goes_by_the_size_of_a_token_and_compression(
     assert ("are needed and" in capsys.readouterr().err) == bool(code)
 
 
+@pytest.mark.parametrize(
+    ("keys", "code"),
+    [
+        ({"max_epochs": 9}, 0),  # without weight and --tokens all is written once
+        ({"max_epochs": 9, "weight": 1.0}, 2),
+        ({"max_epochs": 1, "weight": 1.0}, 0),
+    ],
+)
+def test_the_disk_that_is_needed_goes_by_the_passes_that_are_written(
+    keys, code, small_folder, tmp_path, capsys, monkeypatch
+):
+    path = write_jsonl(tmp_path / "a.jsonl", [f"hello {n} times" for n in range(99)])
+    recipe = {
+        "tokenizer": str(small_folder),
+        "sources": [{"name": "a", "path": str(path), **keys}],
+    }
+    (tmp_path / "mix.yaml").write_text(yaml.safe_dump(recipe))
+    free = 2 * path.stat().st_size
+    monkeypatch.setattr(fetching, "_free_bytes", lambda folder: free)
+    words = ["--config", str(tmp_path / "mix.yaml"), "--workers", "1"]
+    assert prepare([*words, "--out", str(tmp_path / "out")]) == code
+    assert ("are needed and" in capsys.readouterr().err) == bool(code)
+
+
 def test_a_share_that_holds_nothing_out_is_said(tmp_path, small_folder, capsys):
     write_jsonl(tmp_path / "a.jsonl", ["hello", "hell"])
     arguments = [

@@ -22,6 +22,7 @@ from data_prep.corpora import hub_files, nemotron_files
 from data_prep.download import Downloads
 from data_prep.fetching import announce_downloads
 from data_prep.input_files import Corpus, InputFile, RemoteFile
+from data_prep.settings import PreparationSettings
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.cli.main import main
 from dualpath_cli.data.manifest import Manifest
@@ -310,11 +311,13 @@ def test_a_download_is_estimated_by_the_size_of_each_file(small, tmp_path, capsy
         name = f"{number}.parquet"
         remote = RemoteFile(f"http://nowhere/{name}", name, size)
         files.append(InputFile(name, size, name, remote))
-    corpus = Corpus(source("a", f"hf:{DATASET}/data"), files)
+    own = source("a", f"hf:{DATASET}/data")
+    settings = PreparationSettings((own,), "given", tokens=60_000)
 
     # At 0.5 to 0.8 tokens in a byte of Parquet.
     places = (tmp_path / "out", tmp_path / "downloads")
-    counts = announce_downloads([corpus], [60_000], small, *places, yes=False)
+    corpus = Corpus(own, files)
+    counts = announce_downloads(settings, [corpus], small, *places, yes=False)
     assert counts == [3]
     assert "downloads about 141.0 kB into " in capsys.readouterr().err
 
