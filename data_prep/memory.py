@@ -12,6 +12,9 @@ IDLE_BYTES = 250 * 10**6
 LEAST_BYTES = 600 * 10**6
 """Memory of a process that cleans and tokenises."""
 
+OWN_GROUPS = Path("/proc/self/cgroup")
+GROUPS = Path("/sys/fs/cgroup")
+
 
 def divide_memory(workers: int, memory: int | None) -> tuple[int, int]:
     """Returns how many workers fit into the memory, and the bytes for each task.
@@ -41,22 +44,31 @@ def machine_memory() -> int:
 
 
 def _limits_of_groups() -> list[int]:
-    """The limits of the control groups (version 2) that this process is in."""
+    """The limits of the control groups that this process is in, of either version."""
     try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
+        lines = OWN_GROUPS.read_text().splitlines()
     except OSError:
         return []
 
-    root = Path("/sys/fs/cgroup")
-    own = [line.removeprefix("0::/") for line in lines if line.startswith("0::/")]
+    limits: list[int] = []
+    for line in lines:
+        _, controllers, name = line.split(":", 2)
+        if not controllers:
+            limits += _limits_above(GROUPS, name, "memory.max")
+        elif "memory" in controllers.split(","):  # version 1
+            limits += _limits_above(GROUPS / "memory", name, "memory.limit_in_bytes")
+    return limits
+
+
+def _limits_above(root: Path, name: str, limit: str) -> list[int]:
+    """The limits of a group and of those above it, up to the root."""
     limits = []
-    for name in own:
-        group = root / name
-        for folder in (group, *group.parents):
-            if not folder.is_relative_to(root):
-                break
-            limit = folder / "memory.max"
-            text = limit.read_text().strip() if limit.is_file() else "max"
-            if text != "max":
-                limits.append(int(text))
+    group = root / name.lstrip("/")
+    for folder in (group, *group.parents):
+        if not folder.is_relative_to(root):
+            break
+        file = folder / limit
+        text = file.read_text().strip() if file.is_file() else "max"
+        if text != "max":  # without a limit version 1 has a number above any memory
+            limits.append(int(text))
     return limits
