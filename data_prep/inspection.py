@@ -96,8 +96,12 @@ def check_bytes(manifest: Manifest, folder: Path, verify: Verify) -> Tokenizer:
     for file in manifest.beside:
         path = folder / file.name
         with explaining_read_errors(path):
-            if hash_file(path) != file.sha256:
-                raise UserError(f"{path}: changed since it was prepared; {AGAIN}")
+            try:
+                digest = hash_file(path)
+            except FileNotFoundError:
+                raise UserError(f"{path} is missing; {AGAIN}") from None
+        if digest != file.sha256:
+            raise UserError(f"{path}: changed since it was prepared; {AGAIN}")
 
     verify_chunks(folder, manifest, verify)
     return tokenizer

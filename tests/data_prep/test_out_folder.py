@@ -91,6 +91,19 @@ def test_the_way_out_of_a_damaged_manifest_leads_out(damage, ask, out, tmp_path)
     assert prepare(asked) == manifest
 
 
+@pytest.mark.parametrize("name", ["rejected.jsonl.zst", "val/a.jsonl"])
+def test_the_way_out_of_a_missing_file_leads_out(name, ask, out):
+    asked = ask(TEXTS, val_fraction=0.5)
+    manifest = prepare(asked)
+    expected = contents(out)
+    (out / name).unlink()
+    said = f"{name} is missing; copy .* or prepare it again with .* --overwrite`$"
+    with pytest.raises(UserError, match=said):
+        inspect(Inspect(str(out)))
+    assert prepare(asked, overwrite=True) == manifest
+    assert contents(out) == expected
+
+
 def test_a_strangers_file_in_a_data_folder_is_not_deleted(ask, out, tmp_path):
     prepare(ask(TEXTS))
     (out / "notes").mkdir()
