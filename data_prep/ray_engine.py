@@ -32,7 +32,8 @@ def ray_engine(
     """Yields an engine on a cluster, and the bytes of memory for a task.
 
     `memory` are the bytes of all tasks of a machine together; None: half of this one's.
-    All machines must see the paths. Raises UserError where none answers at the address.
+    All machines must see the paths. Raises UserError where none answers at the address,
+    or none has a core.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
@@ -55,7 +56,13 @@ def ray_engine(
     try:
         nodes = [node for node in ray.nodes() if node["Alive"]]
         on_one = max(int(node["Resources"].get("CPU", 0)) for node in nodes)
-        at_once, task_bytes = divide_memory(max(on_one, 1), memory)
+        if not on_one:
+            # Tasks would wait, perhaps for ever, for machines of unknown size.
+            raise UserError(
+                f"--ray '{address}': no machine of the cluster has a core for tasks; "
+                "start one first, with `ray start --address` or more --num-cpus"
+            )
+        at_once, task_bytes = divide_memory(on_one, memory)
         cores_of_task = math.ceil(on_one / at_once)
         yield _Cluster(cores_of_task, must_see), task_bytes
     finally:

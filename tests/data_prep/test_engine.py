@@ -194,6 +194,17 @@ def test_a_cluster_that_is_not_there_is_one_line(address):
         pass
 
 
+def test_a_cluster_without_a_core_is_one_line(monkeypatch):
+    ray = pytest.importorskip("ray")
+    head = {"Alive": True, "Resources": {"memory": 1e9}}
+    monkeypatch.setattr(ray, "init", lambda **options: None)
+    monkeypatch.setattr(ray, "nodes", lambda: [head])
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    said = "^--ray 'auto': no machine of the cluster has a core for tasks; start one"
+    with pytest.raises(UserError, match=said), on_ray("auto"):
+        pass
+
+
 @pytest.mark.slow
 def test_a_machine_with_another_version_or_without_the_files_is_named(
     cluster, tmp_path, monkeypatch
