@@ -347,15 +347,23 @@ class _Watch:
         for share, walk in self._walks.items():
             counts = walk.files[share.place].counts
             number = self._next[share]
-            while True:
-                if number not in counts:
-                    path = piece_path(share.folder, share.place, number)
-                    if not path.exists():
-                        break
-                    self._add(counts, number, Piece(path).counts)
+            while self._count_piece(share, number, counts):
                 number += share.of
             self._next[share] = number
             walk.go_on()
+
+    def _count_piece(
+        self, share: Share, number: int, known: dict[int, PieceCounts]
+    ) -> bool:
+        """Counts a piece once it is there; returns whether it is."""
+        if number in known:
+            return True
+
+        path = piece_path(share.folder, share.place, number)
+        is_there = path.exists()
+        if is_there:
+            self._add(known, number, Piece(path).counts)
+        return is_there
 
     def end(self, share: Share, made: Made) -> _Walk:
         """Counts what a share has made; returns the walk through its corpus."""

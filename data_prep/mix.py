@@ -4,7 +4,7 @@ import heapq
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, dropwhile
 from operator import itemgetter
 
 import numpy as np
@@ -118,16 +118,17 @@ class Portion:
 
         The documents of `window` pieces at a time are mixed.
         """
-        windows = self._windows(seed, window)
-        for first in windows:
-            # No document of a window comes later than the window ends.
-            if first.end / self.tokens < since:
-                continue
+        # No document of a window comes later than the window ends.
+        windows = dropwhile(
+            lambda each: each.end / self.tokens < since, self._windows(seed, window)
+        )
+        first = next(windows, None)
+        if first is None:
+            return self.tokens, iter(())
 
-            before, stream = self._shuffled(seed, first, since)
-            later = (self._shuffled(seed, each, since)[1] for each in windows)
-            return before, chain(stream, chain.from_iterable(later))
-        return self.tokens, iter(())
+        before, stream = self._shuffled(seed, first, since)
+        later = (self._shuffled(seed, each, since)[1] for each in windows)
+        return before, chain(stream, chain.from_iterable(later))
 
     def _windows(self, seed: int, window: int) -> Iterator[_Window]:
         begin = 0
@@ -233,7 +234,7 @@ def tokens_to_write(
 def _portion(pool: Pool, wanted: int) -> Portion:
     """Takes documents in order, in repeated passes.
 
-    The one that reaches `wanted` tokens is the last.
+    The document that reaches `wanted` tokens is the last one.
     """
     whole, rest = divmod(wanted, pool.tokens) if pool.tokens else (0, 0)
     if not rest:

@@ -1,7 +1,4 @@
-"""Shards, the third stage: chunks of tokens that `litdata.StreamingDataset` reads.
-
-Its `TokensLoader` does.
-"""
+"""Shards, the third stage: chunks of tokens that litdata's `TokensLoader` reads."""
 
 import hashlib
 import json
