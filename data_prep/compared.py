@@ -5,12 +5,12 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.padding import Padding
 from rich.text import Text
 
 from data_prep.records import PAIRS, rows_in
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.output import amount, printable
+from dualpath_cli.report.console import print_excerpt
 from dualpath_cli.report.table import Column, Table, show
 
 SHOWN = 300  # characters of each text
@@ -65,9 +65,7 @@ def _show_pair(pair: dict[str, Any], console: Console) -> None:
         shown = text[begin : begin + SHOWN]
         left = "[...] " if begin else ""
         right = " [...]" if len(text) > begin + SHOWN else ""
-        line = Text(printable(left + shown + right, keep=""))
-        width = None if console.is_terminal else 120
-        console.print(Padding(line, (0, 0, 0, 4)), width=width)
+        print_excerpt(console, left + shown + right, indent=4)
 
 
 def _first_difference(a: str, b: str) -> int:

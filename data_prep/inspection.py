@@ -6,13 +6,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 from rich.console import Console
-from rich.padding import Padding
-from rich.text import Text
 
 from data_prep.compared import show_pairs
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.files import hash_file
-from dualpath_cli.base.output import amount, printable
+from dualpath_cli.base.output import amount
 from dualpath_cli.base.ranges import Place, check_ranges
 from dualpath_cli.data.manifest import (
     AGAIN,
@@ -25,7 +23,7 @@ from dualpath_cli.data.manifest import (
 from dualpath_cli.data.storage import is_remote
 from dualpath_cli.data.tokenizer import Tokenizer
 from dualpath_cli.data.verification import Verify, verify_chunks
-from dualpath_cli.report.console import plain_console, print_line
+from dualpath_cli.report.console import plain_console, print_excerpt, print_line
 from dualpath_cli.report.table import Column, Table, show
 
 SHOWN = 400  # characters shown of a document
@@ -156,12 +154,7 @@ def _show_samples(
         text = tokenizer.decode(chunks.tokens(begin, stop))
         if len(text) > SHOWN or stop < end - 1:
             text = text[:SHOWN] + " [...]"
-
-        # On one line, with control characters escaped.
-        line = Text(printable(text, keep=""))
-        left = 2
-        width = None if console.is_terminal else 120
-        console.print(Padding(line, (0, 0, 0, left)), width=width)
+        print_excerpt(console, text, indent=2)
 
 
 def contradicts(manifest: Manifest, borders: npt.NDArray[np.int64]) -> str | None:

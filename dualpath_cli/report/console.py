@@ -14,7 +14,9 @@ from typing import Any, Self, TextIO, cast
 from rich import progress as rich_progress
 from rich.console import Console, ConsoleDimensions, ConsoleOptions, RenderableType
 from rich.filesize import decimal
+from rich.padding import Padding
 from rich.segment import Segment
+from rich.text import Text
 
 from dualpath_cli.base.output import printable, send_nowhere
 
@@ -36,6 +38,13 @@ def plain_console(*, goes_on: bool = False, **options: Any) -> Console:
 def print_line(console: Console, text: str) -> None:
     """Prints a text whose lines rich does not fold."""
     console.print(text, soft_wrap=True)
+
+
+def print_excerpt(console: Console, text: str, indent: int) -> None:
+    """Prints a text as one paragraph with its control characters escaped, 120 columns
+    wide in a file."""
+    paragraph = Padding(Text(printable(text, keep="")), (0, 0, 0, indent))
+    console.print(paragraph, width=None if console.is_terminal else 120)
 
 
 class _Console(Console):

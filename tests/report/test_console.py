@@ -9,7 +9,12 @@ import pytest
 
 from dualpath_cli.base.output import printable, say
 from dualpath_cli.decoding import texts
-from dualpath_cli.report.console import Progress, counted, plain_console
+from dualpath_cli.report.console import (
+    Progress,
+    counted,
+    plain_console,
+    print_excerpt,
+)
 from dualpath_cli.report.table import Column, Table, show
 
 PACKAGES = (Path(texts.__file__).parents[1], Path(__file__).parents[2] / "data_prep")
@@ -37,6 +42,7 @@ def written(console, text):
     ways = {
         "generate": lambda: texts._show(console, text, dim=True),
         "a line": lambda: console.print(text, highlight=False, soft_wrap=True),
+        "an excerpt": lambda: print_excerpt(console, text, indent=2),
         "a table": lambda: show(
             console, Table(columns, [(text, 1)], title=text, caption=text)
         ),
