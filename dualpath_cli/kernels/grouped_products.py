@@ -20,7 +20,15 @@ def grouped_products(
     """``x W_e^T`` of each row x by its group's matrix W_e, (R, H).
 
     The rows of group e end before ``ends_E[e]``, int32; a group may have none.
+    Raises RuntimeError for matrices on another device than the rows.
     """
+    # For matrices on meta, torch would return unwritten memory without an error.
+    if w_EHD.device != x_RD.device:
+        raise RuntimeError(
+            f"the experts' matrices are on {w_EHD.device}, their tokens on "
+            f"{x_RD.device}; keep layers with experts off cpu and disk in device_map"
+        )
+
     if has_kernel(x_RD, w_EHD):
         return F.grouped_mm(x_RD, w_EHD.mT, offs=ends_E)
 

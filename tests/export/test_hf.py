@@ -58,6 +58,15 @@ CORE: dict[str, Any] = {
     "deep_ffn": [True, True, False, True],
 }
 """A stretch of layers in a loop, and steps that share less, or more, than weights."""
+FIRST_BLOCK_ON_DISK = {
+    "model.embed": "cpu",
+    "model.blocks.0": "disk",
+    "model.blocks.1": "cpu",
+    "model.norm": "cpu",
+    "model.head": "cpu",
+    "model.loss": "cpu",
+}
+"""A `device_map` of a model of two layers."""
 MODELS = [
     {},
     OTHER,
@@ -394,18 +403,25 @@ def test_it_is_built_without_weights_and_split_over_devices(exported, tmp_path):
     assert drawn.model.norm.weight.eq(1).all()
     assert drawn.model.blocks[0].deep.gains.eq(-1).all()
     pytest.importorskip("accelerate")
-    places = {
-        "model.embed": "cpu",
-        "model.norm": "cpu",
-        "model.head": "cpu",
-        "model.loss": "cpu",
-    }
-    places |= {"model.blocks.0": "disk", "model.blocks.1": "cpu"}
     tokens = some_tokens(drawn.model)
     wanted = model_of(run)(tokens)
-    for device_map in ("auto", places):
+    for device_map in ("auto", FIRST_BLOCK_ON_DISK):
         split = load(folder, device_map=device_map, offload_folder=tmp_path / "offload")
         torch.testing.assert_close(split(tokens).logits, wanted, atol=1e-6, rtol=0)
+
+
+def test_experts_that_are_offloaded_are_refused_and_not_guessed(exported, tmp_path):
+    """accelerate loads a matrix for its own `forward`, which experts do not call."""
+    pytest.importorskip("accelerate")
+    _, folder = exported(model={"n_experts": 4, "top_k": 2})
+    split = load(
+        folder, device_map=FIRST_BLOCK_ON_DISK, offload_folder=tmp_path / "offload"
+    )
+    tokens = some_tokens(split.model)
+    with pytest.raises(
+        RuntimeError, match="matrices are on meta, their tokens on cpu; keep layers"
+    ):
+        split(tokens)
 
 
 @pytest.mark.parametrize("tied", [False, True])
