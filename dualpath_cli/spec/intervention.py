@@ -141,24 +141,13 @@ class Intervention:
 
         self._check_exits()
 
-        others = (
-            self.loops,
-            self.core_loops,
-            self.held,
-            self.core_held,
-            self.experts,
-            self.halting,
-            self.skip,
-            self.kv_slots,
-        )
-        only_gates = all(field is None for field in others)
-        if self.layers is not None and only_gates and self.gates is None:
+        if self.layers is not None and self.only_gates and self.gates is None:
             raise ValueError(
                 "layers restrict an override, such as gates=1,0: give one, too"
             )
 
         # All tokens share a loop: only gates can differ between classes of tokens.
-        constant = only_gates and isinstance(self.gates, tuple)
+        constant = self.only_gates and isinstance(self.gates, tuple)
         if self.tokens is not None and not constant:
             raise ValueError(
                 f"tokens='{self.tokens}' needs constant gates and nothing "
@@ -236,6 +225,22 @@ class Intervention:
         if self.tokens is not None:
             parts.append(f"tokens={self.tokens}")
         return " ".join(parts) or LEARNED
+
+    @property
+    def only_gates(self) -> bool:
+        """Whether it changes nothing but gates, so that a mask can restrict it to some
+        tokens."""
+        others = (
+            self.loops,
+            self.core_loops,
+            self.held,
+            self.core_held,
+            self.experts,
+            self.halting,
+            self.skip,
+            self.kv_slots,
+        )
+        return all(field is None for field in others)
 
     @property
     def needs_whole_text(self) -> bool:

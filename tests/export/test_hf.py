@@ -214,6 +214,30 @@ def test_an_intervention_on_some_tokens_of_a_prompt_leaves_new_tokens_as_they_ar
             torch.testing.assert_close(logits, wanted.logits[:, -1], atol=1e-6, rtol=0)
 
 
+def test_a_token_mask_beside_a_change_of_all_tokens_is_refused(exported):
+    theirs = load(exported(model={})[1])
+    tokens = some_tokens(theirs.model)
+    mask = torch.zeros_like(tokens, dtype=torch.bool)
+    mask[:, 4:9] = True
+    for change in (
+        {"loops": 1},
+        {"held": 1},
+        {"halting": 0.5},
+        {"skip": 0.2},
+        {"experts": "random", "seed": 7},
+        {"loops": 1, "gates": [1.0, 0.0]},
+        {"core_loops": 2},
+    ):
+        with pytest.raises(ValueError, match="changes all tokens; token_mask goes"):
+            theirs(tokens, intervention=change, token_mask=mask)
+    for change in (
+        {},
+        {"gates": [1.0, 0.0], "layers": [0], "tokens": "some"},
+        {"gates": "shuffled", "seed": 7},
+    ):
+        theirs(tokens, intervention=change, token_mask=mask)
+
+
 def test_states_losses_and_hooks(exported):
     run, folder = exported()
     ours, theirs = model_of(run), load(folder)

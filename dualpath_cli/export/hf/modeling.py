@@ -197,6 +197,8 @@ class DualPathModel(DualPathLM):
         _check_unknown(kwargs)
         if isinstance(intervention, dict):
             intervention = _intervention_of(intervention)
+        if token_mask is not None and intervention is not None:
+            _check_masked(intervention)
         if input_ids is None:
             input_ids = self._ids_beside(inputs_embeds)
 
@@ -275,6 +277,14 @@ def _intervention_of(fields: dict[str, Any]) -> Intervention:
         name: tuple(value) for name, value in fields.items() if isinstance(value, list)
     }
     return Intervention(**(fields | lists))
+
+
+def _check_masked(intervention: Intervention) -> None:
+    """Raises ValueError for an intervention that no mask restricts to some tokens."""
+    if not intervention.only_gates:
+        raise ValueError(
+            f"{intervention.name}: changes all tokens; token_mask goes with gates only"
+        )
 
 
 def _own_mask(attention_mask: torch.Tensor | None, length: int) -> torch.Tensor | None:
@@ -417,17 +427,19 @@ class DualPathForCausalLM(PreTrainedModel, GenerationMixin):
         `attention_mask` (B, S) is 0 at padding, on either side; positions follow from
         it. `inputs_embeds` (B, T, D) replace the tokens' embeddings. `intervention` has
         fields of Intervention, such as ``{"loops": 2}`` or ``{"gates": (1.0, 0.0)}``;
-        `token_mask` (B, T) or (B, S) is True at the tokens that it changes, by default
-        all. `generate` takes both, with the mask of the prompt: new tokens then stay as
-        they are. `cache` is the name of `past_key_values` since transformers 5.24.
+        `token_mask` (B, T) or (B, S) is True at the tokens whose gates it changes, by
+        default all. `generate` takes both, with the mask of the prompt: new tokens then
+        stay as they are. `cache` is the name of `past_key_values` since transformers
+        5.24.
         `output_hidden_states` gives the stream before each application of a layer, and
         last after the final norm. `output_routing` gives ``outputs.routing`` with the
         state after each loop; a forward hook on
         ``model.blocks[n].deep.sublayer`` sees these states, too.
 
         Raises ValueError for arguments without a meaning here, such as `position_ids`,
-        an impossible intervention, a mask of other than 2 dimensions, and a cache of
-        another model or of a fixed size.
+        an impossible intervention, a `token_mask` beside one that changes more than
+        gates, an `attention_mask` of other than 2 dimensions, and a cache of another
+        model or of a fixed size.
         """
         output = self.model(
             input_ids,
