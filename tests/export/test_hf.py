@@ -380,6 +380,25 @@ def test_half_precision_keeps_the_stream(exported):
     torch.testing.assert_close(outputs.logits, wanted, atol=1e-3, rtol=0)
 
 
+def copy_for_another_gpu(module: torch.nn.Module) -> Any:
+    """A module as `nn.DataParallel` copies it: its weights are no parameters."""
+    copied = module._replicate_for_data_parallel()
+    for name, child in module._modules.items():
+        copied._modules[name] = None if child is None else copy_for_another_gpu(child)
+    for name, parameter in module._parameters.items():
+        setattr(copied, name, None if parameter is None else parameter.detach())
+    return copied
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_copy_of_data_parallel_gives_the_same_logits(dtype, exported):
+    theirs = load(exported()[1], dtype=dtype)
+    copied = copy_for_another_gpu(theirs)
+    assert not list(copied.parameters())
+    tokens = some_tokens(theirs.model)
+    assert torch.equal(copied(tokens).logits, theirs(tokens).logits)
+
+
 def test_gradients_are_the_checkpoints_also_of_activations_computed_again(pair):
     ours, theirs = model_of(pair[0]), load(pair[1]).train()
     tokens, calls = some_tokens(ours), []

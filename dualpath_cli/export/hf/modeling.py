@@ -23,6 +23,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from dualpath_cli.decoding.cache import Cache, KeysAndValues, LayerCache
 from dualpath_cli.decoding.decoding_pass import forward
 from dualpath_cli.export.hf.configuration import DualPathConfig
+from dualpath_cli.model.attention import Attention
 from dualpath_cli.model.block import DualPathBlock
 from dualpath_cli.model.language_model import DualPathLM
 from dualpath_cli.model.layer_pass import KeyValuePair, LayerPass
@@ -256,8 +257,9 @@ class DualPathModel(DualPathLM):
 
     def autocast(self, device: torch.device) -> AbstractContextManager[None]:
         """Autocast for a model in half precision; else the caller's stays."""
-        dtypes = (p.dtype for name, p in self.named_parameters() if "q_proj" in name)
-        dtype = next(dtypes)
+        # A copy by nn.DataParallel lists no parameters, but has its modules.
+        attention = next(m for m in self.modules() if isinstance(m, Attention))
+        dtype = attention.q_proj.weight.dtype
         if dtype.itemsize != 2:
             return nullcontext()
         return torch.autocast(device.type, dtype=dtype)
