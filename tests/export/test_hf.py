@@ -485,17 +485,46 @@ def test_rows_without_a_token_are_never_drawn(exported):
     theirs = load(exported()[1])
     real = theirs.config.dualpath["tokenizer_size"]
     assert real < theirs.config.vocab_size - 1
-    head = theirs.model.head.weight
-    with torch.no_grad():  # which training, where this test is the first, has ended
-        head[real] = 100 * head[real].sign()
-        head[real + 1] = -head[real]  # one of the two wins
     tokens = some_tokens(theirs.model) % real
+    let_one_win(theirs, real)
     assert theirs(tokens).logits.argmax(-1).min() >= real
+    assert drawn_by(theirs, tokens).max() < real
+
+
+def let_one_win(model: Any, row: int) -> None:
+    """Changes the head: the token of this row, or the next, has the largest logit."""
+    head = model.get_output_embeddings().weight
+    with torch.no_grad():  # which training, where a test is the first, has ended
+        head[row] = 100 * head[row].sign()
+        head[row + 1] = -head[row]
+
+
+def drawn_by(model: Any, tokens: torch.Tensor) -> torch.Tensor:
+    """The likeliest new tokens, at most eight."""
     mask = torch.ones_like(tokens)
-    made = theirs.generate(
+    made = model.generate(
         tokens, attention_mask=mask, max_new_tokens=8, do_sample=False
     )
-    assert made.max() < real
+    return made[:, tokens.shape[1] :]
+
+
+@pytest.mark.parametrize("multiple", [None, 8])
+def test_tokens_that_a_user_adds_are_drawn_and_rows_that_pad_them_are_not(
+    multiple, exported
+):
+    theirs = load(exported()[1])
+    real = theirs.config.dualpath["tokenizer_size"]
+    tokens = some_tokens(theirs.model) % real
+    theirs.resize_token_embeddings(
+        real + 2, pad_to_multiple_of=multiple, mean_resizing=False
+    )
+    let_one_win(theirs, real)
+    assert drawn_by(theirs, tokens).min() >= real
+
+    size = theirs.config.vocab_size
+    unused = theirs.generation_config.suppress_tokens or []
+    assert unused == list(range(real + 2, size))
+    assert (size > real + 2) == (multiple is not None)
 
 
 @pytest.mark.parametrize("by", ["PreTrainedTokenizerFast", "AutoTokenizer"])

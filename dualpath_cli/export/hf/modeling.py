@@ -365,6 +365,20 @@ class DualPathForCausalLM(PreTrainedModel, GenerationMixin):
     def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
         self.model.head = new_embeddings
 
+    def resize_token_embeddings(
+        self, new_num_tokens: int | None = None, *args: Any, **kwargs: Any
+    ) -> nn.Embedding:
+        """`resize_token_embeddings` of transformers.
+
+        `generate` then draws all `new_num_tokens`, and no row that pads them.
+        """
+        embedding: nn.Embedding
+        embedding = super().resize_token_embeddings(new_num_tokens, *args, **kwargs)
+        if new_num_tokens is not None:
+            unused = range(new_num_tokens, self.config.vocab_size)
+            self.generation_config.suppress_tokens = list(unused) or None
+        return embedding
+
     def prepare_inputs_for_generation(
         self,
         input_ids: torch.Tensor,
