@@ -301,6 +301,15 @@ def test_each_application_of_a_layer_has_a_place_in_states_routing_and_cache(exp
     assert "Layers 1 to 2, counted from 0" in (folder / "README.md").read_text()
 
 
+@pytest.mark.parametrize("model", [OTHER, CORE], ids=str)
+def test_a_pass_updates_every_layer_of_the_cache(model, exported):
+    """transformers fetches an offloaded one when it updates the one before."""
+    theirs = load(exported(model=model)[1])
+    past = theirs(some_tokens(theirs.model)).past_key_values
+    lengths = [layer.get_seq_length() for layer in past.layers]
+    assert lengths == [LENGTH] * len(lengths)
+
+
 def test_steps_of_attention_alone_need_no_width(exported):
     model = {"block": "loop", "deep_ffn": False, "d_ffn": None, "d_ffn_wide": None}
     run, folder = exported(model=model)

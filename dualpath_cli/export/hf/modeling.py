@@ -77,8 +77,8 @@ class _Past(Cache):
     """Our cache for one pass; its contents lie in a cache of transformers.
 
     Layer 0 of that cache holds the number of each token's document, -1 for padding:
-    beams, cropping and repeating then apply to the numbers, too. A layer for each wide
-    path and for each step of a deep path follows, in the core once for each repetition.
+    beams, cropping and repeating then apply to the numbers, too. A layer for each step
+    of a deep path and for each wide path follows, in the core once for each repetition.
     """
 
     def __init__(self, past: Any, config: ModelConfig, tokens: torch.Tensor) -> None:
@@ -118,10 +118,12 @@ class _Past(Cache):
         self.open()
 
         slots = (_Slot(self.past, number) for number in count(1))
-        for caches in self.layers:
+        for layer, caches in zip(self.config.layers, self.layers, strict=True):
             for repetition, cache in enumerate(caches):
-                wide = next(slots)
                 deep: list[KeysAndValues] = [next(slots) for _ in cache.deep]
+                # A loop block reads no wide slot, and no number may stay unused: an
+                # offloaded slot is fetched when the one before it is updated.
+                wide: KeysAndValues = deep[0] if layer.block == "loop" else next(slots)
                 caches[repetition] = LayerCache(wide, deep)
 
     def extend(
