@@ -2,6 +2,7 @@
 blocks."""
 
 import html
+import json
 import shlex
 import sys
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 
+from dualpath_cli.data.tokenizer import Tokenizer
+from dualpath_cli.decoding.command import Prompt, encode_prompts
 from dualpath_cli.flops.count import layer_flops
 from dualpath_cli.recipe.settings import OptimSettings
 from dualpath_cli.run.trained import find_trained
@@ -219,6 +222,26 @@ def test_a_retrofitted_folder_is_a_run_and_says_where_it_is_from(
     assert "begins with the weights of" in output_of(*words, *short.split())
     words = ("--prompt", "a", "--max_new_tokens", "2")
     assert output_of("generate", "--ckpt_path", out, *words)
+
+
+def test_the_card_of_a_retrofit_begins_prompts_as_generate_does(pretrained, tmp_path):
+    folder = pretrained("llama")
+    tokens = transformers.PreTrainedTokenizerFast(
+        tokenizer_file=str(folder / "tokenizer.json")
+    )
+    settings = {"bos_token": tokens.convert_ids_to_tokens(65)}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    out = retrofit(folder, tmp_path / "out", "--block", "wide")
+
+    card = (out / "README.md").read_text()
+    code = card.split("```python\n")[1].split("tokens = model.generate")[0]
+    names: dict[str, Any] = {}
+    exec(code.replace('"path/to/this/folder"', repr(str(out))), names)
+    assert names["tokenizer"].bos_token_id == 65
+    (prompt,) = names["prompts"]
+    wanted = encode_prompts([Prompt(prompt, "card")], Tokenizer.load(out), window=64)
+    assert names["inputs"].input_ids.tolist() == wanted
+    assert "an end-of-text token, the tokenizer's `pad_token`" in card
 
 
 REFUSED: list[tuple[str, str, dict[str, Any]]] = [

@@ -36,7 +36,7 @@ folder = "path/to/this/folder"
 tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
 model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
 prompts = ["Question: What is 3 + 4?\\nAnswer:"]
-texts = [tokenizer.bos_token + prompt for prompt in prompts]
+texts = [tokenizer.{token} + prompt for prompt in prompts]
 inputs = tokenizer(texts, return_tensors="pt")
 tokens = model.generate(**inputs, max_new_tokens=20)
 print(*tokenizer.batch_decode(tokens, skip_special_tokens=True), sep="\\n")
@@ -50,15 +50,28 @@ for layer in outputs.routing.layers:
     print([model.lens(state).argmax(-1) for state in layer.deep_states])
 ```
 
-Each training document followed an end-of-text token, the tokenizer's `bos_token`. The
-tokenizer does not add it: without it the model writes something else. Loaded in
+{beginning} Loaded in
 bfloat16, the weights of norms, router, gates, gains and the embedding stay float32."""
+BEGINNING = """\
+Each training document followed an end-of-text token, the tokenizer's `bos_token`. The
+tokenizer does not add it: without it the model writes something else."""
+BEGINNING_BESIDE_BOS = """\
+dualpath begins a text with an end-of-text token, the tokenizer's `pad_token`; the
+`bos_token` is the pretrained model's own. The tokenizer adds neither: without one the
+model writes something else."""
 
 
 def model_card(
-    run: Run, settings: Settings, parameters: int, license: str | None
+    run: Run,
+    settings: Settings,
+    parameters: int,
+    license: str | None,
+    own_bos: bool,
 ) -> str:
-    """README.md: front matter for the hub, then facts, losses and an example."""
+    """README.md: front matter for the hub, then facts, losses and an example.
+
+    With `own_bos` the tokenizer's `bos_token` is not end-of-text.
+    """
     from huggingface_hub import ModelCard, ModelCardData  # tokenizers brings it
 
     listed = run.facts.get("data_sources")
@@ -92,7 +105,7 @@ def model_card(
         *_about(settings.model),
         f"## Model\n\n{table}\n\n```yaml\n{dump(shown)}```",
         _validation(run, settings),
-        f"## Use\n\n{USE}",
+        f"## Use\n\n{_use(own_bos)}",
     ]
     text = "\n\n".join(section for section in sections if section)
     return str(ModelCard(f"---\n{front.to_yaml()}\n---\n\n{text}\n"))
@@ -110,6 +123,13 @@ def _about(model: ModelConfig) -> list[str]:
     if any(layer.untied_steps for layer in model.layers):
         paragraphs.append(UNTIED)
     return paragraphs
+
+
+def _use(own_bos: bool) -> str:
+    """The example, whose prompt begins as that of `dualpath generate`."""
+    if own_bos:
+        return USE.format(token="pad_token", beginning=BEGINNING_BESIDE_BOS)
+    return USE.format(token="bos_token", beginning=BEGINNING)
 
 
 def _pretrained_rows(run: Run, origin: Mapping[str, Any]) -> list[tuple[str, str]]:

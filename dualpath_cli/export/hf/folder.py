@@ -157,7 +157,9 @@ def _texts(
     modeling = flatten(MODELING, beside=[CONFIGURATION])
     texts["modeling_dualpath.py"] = modeling + registration(settings.model)
 
-    texts[CARD] = model_card(run, settings, weights.parameters, license)
+    names, _ = _special_tokens(run, tokenizer)
+    own_bos = names["bos_token"] != names["pad_token"]
+    texts[CARD] = model_card(run, settings, weights.parameters, license, own_bos)
     texts[VERSIONS] = json.dumps(run.facts, indent=2) + "\n"
     texts[RECIPE] = read_text(run.folder / RECIPE, PUT_BACK)
     texts[TOKENIZER] = _tokenizer_text(run.folder / TOKENIZER)
