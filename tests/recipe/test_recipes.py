@@ -503,19 +503,26 @@ def stub(path: Path, lines: str) -> None:
     path.chmod(0o755)
 
 
-@pytest.mark.parametrize("code", [0, 2, 138])
-@pytest.mark.parametrize("warned", [False, True])
-def test_a_job_that_was_warned_of_its_end_is_requeued_and_no_other(
-    code, warned, tmp_path
+@pytest.mark.parametrize("code", [0, 2, 143])
+@pytest.mark.parametrize("cut_off", ["", "warned", "preempted"])
+def test_a_job_that_is_warned_of_its_end_or_preempted_is_requeued_and_no_other(
+    code, cut_off, tmp_path
 ):
     # `srun` ends by itself, or once it was passed the warning that the script gets.
+    warned = cut_off == "warned"
     warning = (
         f"trap 'echo passed on > {tmp_path}/warned; exit {code}' USR1; kill -USR1 $PPID"
     )
     lines = f'printf "%s\\n" "$@" > {tmp_path}/srun.txt\n'
     lines += f"{warning}\nwhile :; do sleep 0.01; done" if warned else f"exit {code}"
     stub(tmp_path / "bin/srun", lines)
-    stub(tmp_path / "bin/scontrol", f'echo "$@" > {tmp_path}/scontrol.txt')
+    since = "2026-03-01T12:00:00" if cut_off == "preempted" else "None"
+    shown = f"PreemptEligibleTime=2026-03-01T11:00:00 PreemptTime={since}"
+    stub(
+        tmp_path / "bin/scontrol",
+        f'if [ "$*" = "show job 17" ]; then echo "   {shown}"\n'
+        f'else echo "$@" >> {tmp_path}/scontrol.txt; fi',
+    )
     stub(tmp_path / "venv/bin/activate", f"export PATH={tmp_path}/bin:$PATH")
     done = subprocess.run(
         ["bash", str(SCRIPT), "--config", "f80m_wide", "--run.name", "a b"],
@@ -543,6 +550,6 @@ def test_a_job_that_was_warned_of_its_end_is_requeued_and_no_other(
         "4",
     ]
     told = tmp_path / "scontrol.txt"
-    assert told.exists() == (warned and code != 0)
+    assert told.exists() == (cut_off != "" and code != 0)
     if told.exists():
         assert told.read_text() == "requeue 17\n"

@@ -286,12 +286,17 @@ def test_a_sweep_that_was_killed_as_it_began_goes_on_also_beside_the_recipe(
 
 
 def run_task(
-    script: Path, task: int, tools: Path, srun: str
+    script: Path, task: int, tools: Path, srun: str, preempted: bool = False
 ) -> "subprocess.CompletedProcess[str]":
     """Runs a task of an array by bash, with stand-ins for srun and scontrol."""
     (tools / "bin").mkdir(parents=True, exist_ok=True)
     (tools / "bin" / "activate").write_text("")
-    for name, body in (("srun", srun), ("scontrol", 'echo requeued "$@"')):
+    since = "2026-03-01T12:00:00" if preempted else "None"
+    scontrol = (
+        f'if [ "$*" = "show job 7_{task}" ]; then echo "PreemptTime={since}"\n'
+        'else echo requeued "$@"; fi'
+    )
+    for name, body in (("srun", srun), ("scontrol", scontrol)):
         (tools / name).write_text(f"#!/bin/bash\n{body}\n")
         (tools / name).chmod(0o755)
     environment = {
@@ -354,6 +359,14 @@ def test_a_task_whose_time_is_up_is_queued_again_and_a_run_that_went_wrong_is_no
     assert main(words) == 0
     assert "5 runs: sbatch" in capsys.readouterr().out
     assert "loop_k2-seed_0" not in script.read_text()
+
+
+def test_a_task_that_is_preempted_is_queued_again_unless_it_is_done(words, tmp_path):
+    assert main([*words, "--slurm"]) == 0
+    script, tools = tmp_path / "sweep" / "jobs.sbatch", tmp_path / "tools"
+    for code, said in ((143, "requeued requeue 7_1\n"), (0, "")):
+        done = run_task(script, 1, tools, srun=f"exit {code}", preempted=True)
+        assert (done.returncode, done.stdout) == (code, said), done.stderr
 
 
 def train_here(run: PlannedRun, slot: int, jobs: int) -> Any:
