@@ -218,6 +218,7 @@ OVERLAYS: dict[str, dict[str, Any]] = {
     },
     "cluster_1": {
         "run.micro_batch": 4,
+        "run.save_every": 100,
         "trainer.accelerator": "gpu",
         "trainer.devices": 1,
         "trainer.strategy": "single",
