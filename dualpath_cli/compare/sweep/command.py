@@ -32,6 +32,7 @@ from dualpath_cli.compare.sweep.request import (
     read_request,
 )
 from dualpath_cli.compare.sweep.runner import (
+    check_array,
     check_sharing,
     parallel_jobs,
     run_all,
@@ -83,7 +84,9 @@ def _plan_and_run(design: Design, console: Console) -> str:
 
     # Nothing is written before all checks.
     check_different(firsts)
-    if not options.slurm:
+    if options.slurm:
+        check_array(runs[0])
+    else:
         check_sharing(runs[0], options.jobs)
     check_begun(runs)
     check_links(design, runs)

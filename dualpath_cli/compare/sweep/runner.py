@@ -243,6 +243,17 @@ def check_sharing(run: PlannedRun, jobs: int) -> None:
         )
 
 
+def check_array(run: PlannedRun) -> None:
+    """Refuses more than the one device that a task of an array has."""
+    trainer = run.settings.trainer
+    if trainer.num_nodes > 1 or trainer.devices not in ("auto", -1, 1, [0]):
+        raise UserError(
+            f"--slurm gives each run one device, but trainer.devices={trainer.devices} "
+            f"and trainer.num_nodes={trainer.num_nodes}; take trainer.devices 1 and "
+            "trainer.num_nodes 1"
+        )
+
+
 def _gpus(run: PlannedRun) -> list[str]:
     """Names of the GPUs that this process may use; none for a run on the CPU."""
     if run.settings.trainer.accelerator == "cpu":

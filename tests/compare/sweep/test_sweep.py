@@ -329,6 +329,20 @@ def test_slurm_runs_a_task_for_each_run(words, tmp_path):
     assert sorted(said) == [str(path) for path in recipes]
 
 
+def test_an_array_gives_each_run_one_device_and_no_more(words, tmp_path, capsys):
+    script = tmp_path / "sweep" / "jobs.sbatch"
+    for more in ({"devices": 2}, {"devices": [0, 1]}, {"num_nodes": 2}):
+        write_recipe(tmp_path, trainer=more)
+        assert main([*words, "--slurm"]) == 2
+        said = capsys.readouterr().err
+        assert "--slurm gives each run one device, but trainer.devices=" in said
+        assert not script.exists()
+    for one in ("auto", -1, [0], 1):
+        write_recipe(tmp_path, trainer={"devices": one})
+        assert main([*words, "--slurm"]) == 0
+        script.unlink()
+
+
 def test_commands_to_give_next_quote_a_folder_with_a_space(words, tmp_path, capsys):
     out = tmp_path / "my sweep"
     assert main([*words, "--slurm", "--out", str(out)]) == 0
