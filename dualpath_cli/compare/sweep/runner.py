@@ -315,6 +315,7 @@ def write_array(runs: Sequence[PlannedRun], jobs: int, out: Path) -> Path:
         script=shlex.quote(str(script)),
         name=shlex.quote(out.resolve().name or "sweep"),
         logs=logs,
+        quoted_logs=shlex.quote(str(logs)),
         gpus="" if on_cpu else "#SBATCH --gpus-per-task=1\n",
         recipes="\n".join(f"    {shlex.quote(str(run.path))}" for run in runs),
     )

@@ -22,7 +22,7 @@ from dualpath_cli.base.processes import cores
 from dualpath_cli.cli.main import main
 from dualpath_cli.compare.sweep import command, runner
 from dualpath_cli.compare.sweep.request import LOCK
-from dualpath_cli.compare.sweep.runs import PlannedRun
+from dualpath_cli.compare.sweep.runs import PlannedRun, planned_in
 from dualpath_cli.run.tables import read_csv
 from tests.compare.sweep.conftest import SMALL, SWEEP, starts, write_recipe
 
@@ -317,16 +317,40 @@ def test_slurm_runs_a_task_for_each_run(words, tmp_path):
     text = script.read_text()
     assert "#SBATCH --array=0-5%1" in text
     assert "--gpus" not in text, "its trainer is a CPU's"
-    said = []
+    planned = {str(files.recipe): files for files in planned_in(tmp_path / "sweep")}
     for task in range(6):
-        done = run_task(script, task, tmp_path / "tools", srun='echo "$@"')
+        done = run_task(script, task, tmp_path / "tools", srun='printf "%s\\n" "$@"')
         assert done.returncode == 0, done.stderr
-        assert done.stdout.startswith("--cpus-per-task=1 dualpath fit "), (
-            "srun takes no job's own"
-        )
-        said.append(done.stdout.split()[-1])
-    recipes = sorted((tmp_path / "sweep" / "recipes").iterdir())
-    assert sorted(said) == [str(path) for path in recipes]
+        *said, recipe = done.stdout.splitlines()
+        assert said == [
+            "--cpus-per-task=1",  # srun takes no job's own
+            f"--output={planned.pop(recipe).log}",
+            "--open-mode=append",
+            *("dualpath", "fit", "--config"),
+        ]
+    assert not planned
+
+
+FAILING = """
+for word in "$@"; do
+    case "$word" in --output=*) log="${word#--output=}" ;; esac
+done
+echo "dualpath fit: failed: the disk is full" >> "$log"
+echo "srun: error: task 0: Exited with exit code 1" >&2
+exit 1
+"""
+"""In place of srun: a run that fails, and what SLURM says of it."""
+
+
+def test_the_log_of_a_run_that_fails_under_slurm_ends_with_the_failure(words, tmp_path):
+    out = tmp_path / "my sweep"
+    assert main([*words, "--slurm", "--out", str(out)]) == 0
+    for _ in range(2):
+        done = run_task(out / "jobs.sbatch", 0, tmp_path / "tools", srun=FAILING)
+        assert (done.returncode, done.stdout) == (1, ""), done.stderr
+    (log,) = [files.log for files in planned_in(out) if files.log.exists()]
+    assert runner.last_words(log) == "dualpath fit: failed: the disk is full"
+    assert len(log.read_text().splitlines()) == 2, "that of both attempts"
 
 
 def test_an_array_gives_each_run_one_device_and_no_more(words, tmp_path, capsys):
