@@ -312,10 +312,11 @@ def run_task(
 
 
 def test_slurm_runs_a_task_for_each_run(words, tmp_path):
-    assert main([*words, "--slurm"]) == 0
+    assert main([*words, "--slurm", "--jobs", "4"]) == 0
     script = tmp_path / "sweep" / "jobs.sbatch"
     text = script.read_text()
-    assert "#SBATCH --array=0-5%1" in text
+    assert "#SBATCH --array=0-5%4\n" in text
+    assert "sbatch --array=0-999%4)" in text, "a part, as many at a time"
     assert "--gpus" not in text, "its trainer is a CPU's"
     planned = {str(files.recipe): files for files in planned_in(tmp_path / "sweep")}
     for task in range(6):
