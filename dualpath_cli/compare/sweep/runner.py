@@ -171,7 +171,10 @@ def _next(
 
 @contextmanager
 def asked_to_stop() -> Iterator[list[int]]:
-    """Collects the signals that ask to stop, in place of their handlers."""
+    """Collects the signals that ask to stop, in place of their handlers.
+
+    SIGUSR1 is the warning that SLURM can send before the time is up.
+    """
     seen: list[int] = []
 
     def take(number: int, frame: FrameType | None) -> None:
@@ -179,7 +182,7 @@ def asked_to_stop() -> Iterator[list[int]]:
 
     before = {
         number: signal.signal(number, take)
-        for number in (signal.SIGINT, signal.SIGTERM)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
     }
     try:
         yield seen

@@ -206,7 +206,11 @@ def begin(words: list[str], tmp_path: Path) -> "subprocess.Popen[str]":
 
 @pytest.mark.parametrize(
     ("number", "code"),
-    [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)],
+    [
+        (signal.SIGINT, 130),
+        (signal.SIGUSR1, 143),
+        pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow),
+    ],
 )
 def test_a_signal_stops_all_runs_with_a_checkpoint_and_the_same_words_go_on(
     number, code, words, tmp_path
