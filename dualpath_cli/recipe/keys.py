@@ -2,10 +2,11 @@
 
 A key is a field in `settings.py`, or in `spec/config.py` for the model. Its facts are
 read by `run/` (a continued run may change some keys), by `compare/sweep/` (--set varies
-some) and by `training/` (a value without effect is refused). Torch-free.
+some) and by `training/` (a value without effect is refused, or noted). Torch-free.
 """
 
 from operator import attrgetter
+from typing import Any
 
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.recipe.settings import SECTIONS, Settings
@@ -51,11 +52,9 @@ def check_effect(settings: Settings) -> None:
         if needed is None:
             continue
 
-        section, _, field = name.partition(".")
-        default = getattr(SECTIONS[section], field)
         value = attrgetter(name)(settings)
         others_value = attrgetter(needed.key)(settings)
-        if value == default or needed.is_met(others_value):
+        if value == _default_of(name) or needed.is_met(others_value):
             continue
 
         reason = needed.otherwise
@@ -102,3 +101,22 @@ def has_effect(name: str, model: ModelConfig) -> bool:
     elif mapping in KEYS:
         needed = KEYS[mapping].entries_matter_in.get(entry, ())
     return not needed or not parts_of(model).isdisjoint(needed)
+
+
+def idle_keys(settings: Settings) -> list[str]:
+    """The keys that differ from their defaults and have no effect on the model's
+    blocks; also a mapping's entries, such as `optim.lr_scale.router`."""
+    changed: list[str] = []
+    for name, facts in KEYS.items():
+        if facts.entries_matter_in:
+            factors = attrgetter(name)(settings)
+            changed += [f"{name}.{kind}" for kind in factors if factors[kind] != 1]
+        elif facts.matters_in and attrgetter(name)(settings) != _default_of(name):
+            changed.append(name)
+    return [name for name in changed if not has_effect(name, settings.model)]
+
+
+def _default_of(name: str) -> Any:
+    """The default of a key; not of one whose default is made by a factory."""
+    section, _, field = name.partition(".")
+    return getattr(SECTIONS[section], field)

@@ -4,6 +4,7 @@ import torch
 
 from dualpath_cli.flops import count
 from dualpath_cli.kernels.attention import kernel_on_gpu
+from dualpath_cli.recipe.keys import idle_keys
 from dualpath_cli.recipe.settings import OptimSettings, Settings
 from dualpath_cli.run.run_folder import complete_checkpoints, step_of
 from dualpath_cli.training.checks import epochs, unused_rows
@@ -70,6 +71,7 @@ def _model(settings: Settings) -> PlanPart:
         notes.append(
             f"linear FLOPs are {linear / budget:.4f} of the budget of {budget / 1e6:g}M"
         )
+    notes += [f"{name} has no effect on this model" for name in idle_keys(settings)]
     return text, notes
 
 

@@ -28,6 +28,7 @@ from dualpath_cli.flops import count as flops
 from dualpath_cli.flops.description import GPUS, READINGS, TRAINING_TOKENS
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.recipe import recipes
+from dualpath_cli.recipe.keys import idle_keys
 from dualpath_cli.recipe.recipes import Recipe, merge
 from dualpath_cli.recipe.schedule import rate_factor, std_factors
 from dualpath_cli.recipe.settings import OptimSettings
@@ -235,6 +236,39 @@ def test_an_overlay_changes_what_it_names_and_nothing_else_in_any_order(fit):
         together |= changes
     for names in (OVERLAYS, reversed(OVERLAYS)):
         assert changed(base, fit("f80m_a50_k4", *names)) == together
+
+
+# Keys without effect
+
+
+def test_no_packaged_recipe_sets_a_key_without_effect_on_its_model(fit):
+    for name in recipes.recipe_names():
+        names = ["f80m_a50_k4", name] if name in INCOMPLETE else [name]
+        assert idle_keys(fit(*names).settings) == [], name
+
+
+@pytest.mark.parametrize(
+    ("names", "words", "idle"),
+    [
+        (["f80m_wide"], ["--model.gate=convex"], {"model.gate"}),
+        (["f80m_loop_k4"], ["--model.gate=convex"], {"model.gate"}),
+        (["f80m_a50_k4"], ["--model.gate=convex"], set()),
+        (["f80m_a50_k4"], ["--model.top_k=1"], {"model.top_k"}),
+        (["f80m_a50_k4", "sparse"], ["--model.top_k=1"], set()),
+        (["f80m_a50_k1"], ["--model.combination=mean"], {"model.combination"}),
+        (["f80m_wide", "as_written"], [], {"model.step_index"}),
+        (["f80m_core_r4", "as_written"], [], set()),
+        (
+            ["f80m_wide"],
+            ["--optim.lr_scale.router=0.5", "--optim.lr_scale.hidden=0.5"],
+            {"optim.lr_scale.router"},
+        ),
+    ],
+)
+def test_keys_are_idle_that_only_change_parts_which_the_model_lacks(
+    names, words, idle, fit
+):
+    assert set(idle_keys(fit(*names, words=tuple(words)).settings)) == idle
 
 
 # Finding a recipe

@@ -443,6 +443,14 @@ def test_a_decay_that_another_one_replaces_is_named(fit, capsys):
     )
 
 
+def test_a_key_that_changes_nothing_in_the_model_is_named(texts, tmp_path, output_of):
+    wide = {"model": {"block": "wide", "gate": "convex"}}
+    recipe = merge(tiny_recipe(texts, tmp_path / "runs"), wide)
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    said = output_of("fit", "--config", tmp_path / "recipe.yaml", "--dry-run")
+    assert "        model.gate has no effect on this model\n" in said
+
+
 EARLY_STOPPING = "lightning.pytorch.callbacks.EarlyStopping"
 SUMMARY = "lightning.pytorch.callbacks.ModelSummary"
 HALF = "lightning.pytorch.plugins.precision.HalfPrecision"
