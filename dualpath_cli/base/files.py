@@ -71,7 +71,11 @@ def replacing(path: Path, *, shared: bool = False) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
 
     if not shared:
-        _remove_unfinished(path)
+        for left in find_unfinished(path):
+            # A writer that is alive holds the lock of its file.
+            with suppress(OSError), locked(left) as has_locks:
+                if has_locks:
+                    left.unlink()
 
     partial = unfinished_name(path)
     # Another writer that clears up may hold the new file for a moment, and remove it.
@@ -108,15 +112,6 @@ def find_unfinished(path: Path) -> list[Path]:
     """Unfinished files or folders of writers of `path`, killed or still writing."""
     pattern = re.compile(rf"{re.escape(path.name)}\.[0-9a-f]{{16}}{re.escape(PARTIAL)}")
     return [near for near in path.parent.iterdir() if pattern.fullmatch(near.name)]
-
-
-def _remove_unfinished(path: Path) -> None:
-    """Removes the unfinished files of killed writers of `path`."""
-    for left in find_unfinished(path):
-        # A writer that is alive holds the lock of its file.
-        with suppress(OSError), locked(left) as has_locks:
-            if has_locks:
-                left.unlink()
 
 
 def write_text(path: Path, text: str) -> None:

@@ -217,15 +217,8 @@ def _with_value(
     `names` are the parser's, by the name with _ for - and without leading dashes;
     `nargs` are argparse's numbers of values.
     """
-    option, equals, value = argument.partition("=")
-    has_value = bool(equals)
-
-    # A dash is an underscore, but not in the name of a mapping's entry.
-    section, dot, below = option.partition(".")
-    key, *entry = below.split(".")
-    name = f"{section}{dot}{key}".lstrip("-").replace("-", "_")
-    if name in names:
-        option = ".".join([names[name], *entry])
+    written, equals, text = argument.partition("=")
+    option = _name_in_parser(written, names)
 
     # An entry of a mapping in the recipe is no option of the parser.
     is_long = option.startswith("--")
@@ -234,33 +227,44 @@ def _with_value(
     takes_one = is_entry or number is None
     takes_many = number == "+"
 
-    if rest and not has_value:
-        following = rest[-1]
-        if takes_one and not following.startswith("--"):
-            value = rest.pop()
-            has_value = True
-        elif takes_many and re.match("-[^-]", following):
-            value = rest.pop()
-            has_value = True
-            # The option again, for its further values.
-            if rest and not rest[-1].startswith("-"):
-                rest.append(option)
+    value = text if equals else None
+    following = rest[-1] if rest else "--"  # no value, as before another option
+    if value is None and takes_one and not following.startswith("--"):
+        value = rest.pop()
+    elif value is None and takes_many and re.match("-[^-]", following):
+        value = rest.pop()
+        # The option again, for its further values.
+        if rest and not rest[-1].startswith("-"):
+            rest.append(option)
 
-    # An unknown key is refused as such, with or without a value.
-    of_parser = ".".join(option.split(".")[:2])
-    lacks_one = takes_one and not has_value and of_parser in nargs
-    # argparse takes several values from the arguments that follow.
-    is_followed = bool(rest) and not rest[-1].startswith("-")
-    lacks_all = takes_many and not has_value and not is_followed
-    ends_options = is_long and value == "--"
-    if lacks_one or lacks_all or ends_options:
+    if value is None:
+        # An unknown key is refused as such, with or without a value.
+        is_known = ".".join(option.split(".")[:2]) in nargs
+        # argparse takes several values from the arguments that follow.
+        is_followed = not following.startswith("-")
+        if (takes_one and is_known) or (takes_many and not is_followed):
+            raise UserError(f"{option} needs a value")
+        return option
+
+    if is_long and value == "--":
         raise UserError(f"{option} needs a value")
 
     has_recipe = "run.name" in names
     is_section = has_recipe and option.removeprefix("--") in SECTIONS
     if is_section and isfile(value):
         value = _section_in_file(option, value)
-    return f"{option}={value}" if has_value else option
+    return f"{option}={value}"
+
+
+def _name_in_parser(written: str, names: Mapping[str, str]) -> str:
+    """An option by its name in the parser, if it has one there.
+
+    A dash is an underscore, but not in the name of a mapping's entry.
+    """
+    section, dot, below = written.partition(".")
+    key, *entry = below.split(".")
+    name = f"{section}{dot}{key}".lstrip("-").replace("-", "_")
+    return ".".join([names[name], *entry]) if name in names else written
 
 
 def _section_in_file(option: str, path: str) -> str:
