@@ -128,17 +128,17 @@ class RoutingPass(Pass):
 
         # A loss belongs to the token that was to be predicted.
         nats_BT = nll_BT.roll(1, 1).float()
-        columns = [
-            tokens,
-            text_BT,
-            nats_BT,
-            values.float(),
-            chosen,
-            expert_weights.float(),
-        ]
+        columns = {
+            "ids": tokens,
+            "nats": nats_BT,
+            "values": values.float(),
+            "experts": chosen,
+            "expert_weights": expert_weights.float(),
+        }
         if core is not None:
-            columns.append(core.float())
-        self._write_rows(places, [column.cpu().numpy() for column in columns])
+            columns["core"] = core.float()
+        arrays = {name: column.cpu().numpy() for name, column in columns.items()}
+        self._write_rows(places, text_BT.cpu().numpy(), arrays)
 
     def end(self) -> Arrays:
         """Sums, loss and bits per byte of all ranks, numbers of clusters and
@@ -171,31 +171,35 @@ class RoutingPass(Pass):
 
         return torch.from_numpy(tags_BT)
 
-    def _write_rows(self, places: list[int], columns: list[npt.NDArray[Any]]) -> None:
+    def _write_rows(
+        self,
+        places: list[int],
+        text_BT: npt.NDArray[np.bool_],
+        columns: Mapping[str, npt.NDArray[Any]],
+    ) -> None:
         """Writes the rows of all ranks' sequences, in the order of their places.
 
-        `columns` are tokens, whether each is text, losses (B, T), read-outs (B, T, L,
-        columns), experts and their weights (B, T, L, C); with a core those of its
-        repetitions (B, T, CORE_READOUTS, N).
+        `text_BT` says which tokens are text; `columns` are arguments of
+        `TokenTable.add` by name, (B, T, ...) each.
         """
-        ranks = from_all_ranks((places, columns))
+        ranks = from_all_ranks((places, text_BT, columns))
         if self._table is None:
             return
 
         # Ranks take turns with sequences, so row by row keeps the order.
         for row in range(len(places)):
-            for rank_places, (tokens, text, *values) in ranks:
+            for rank_places, rank_text_BT, rank_columns in ranks:
                 place = rank_places[row]
                 if place == FILLER:
                     continue
 
-                (positions,) = text[row].nonzero()
+                (positions,) = rank_text_BT[row].nonzero()
+                own = {name: of[row, positions] for name, of in rank_columns.items()}
                 self._table.add(
                     self.source,
                     self.windows.numbers[place],
-                    tokens[row, positions],
-                    self._upos(place, positions),
-                    *(array[row, positions] for array in values),
+                    upos=self._upos(place, positions),
+                    **own,
                 )
 
     def _upos(

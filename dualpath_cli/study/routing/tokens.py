@@ -126,6 +126,7 @@ class TokenTable:
         self,
         source: str,
         sequence: int,
+        *,
         ids: npt.NDArray[np.integer],
         upos: Sequence[str | None] | None,
         nats: npt.NDArray[np.floating],
@@ -134,8 +135,8 @@ class TokenTable:
         expert_weights: npt.NDArray[np.floating],
         core: npt.NDArray[np.floating] | None = None,
     ) -> None:
-        """`values` (N, L, columns) is of `dual_layers`, the next two (N, L, C) of
-        `experts_of`, `core` (N, CORE_READOUTS, R) of `core_steps`."""
+        """`values` (N, L, columns) is of `dual_layers`, `experts` and their weights (N,
+        L, C) of `experts_of`, `core` (N, CORE_READOUTS, R) of `core_steps`."""
         columns = {
             "source": [source] * len(ids),
             "sequence": np.full(len(ids), sequence),
