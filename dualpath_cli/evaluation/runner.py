@@ -8,7 +8,7 @@ OUT/<model>/samples/TASK.jsonl  a line for each document; in `samples/harness` t
 
 import json
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial, wraps
 from inspect import getsource
@@ -125,10 +125,7 @@ def load_task(
     task_class = config.pop("class", ConfigurableTask)
     # Of the worked examples, the harness takes the first.
     shots = {config.get("fewshot_split"): config["num_fewshot"]}
-    # The harness asks for the documents many times, and would render them each time.
-    # The report has the source of what is wrapped.
-    render = config["process_docs"]
-    config["process_docs"] = cache(wraps(render)(partial(render, first=shots)))
+    config["process_docs"] = _rendered_once(config["process_docs"], first=shots)
 
     # A local benchmark is named by its files, another by its dataset on the hub.
     files = changes["dataset_kwargs"]["data_files"] if changes else {}
@@ -138,20 +135,8 @@ def load_task(
         docs = task.eval_docs
         # checks the number of worked examples
         task.fewshot_context(docs[0], num_fewshot=task.config.num_fewshot)
-    except olmes.BadDocument as bad:
-        reason = f"row {bad.row} cannot be scored as {benchmark.name}: {bad.reason}"
-        if changes:
-            raise UserError(f"{files[bad.split]} {reason}") from None
-        raise NoData(f"{hub} {bad.split} {reason}; give --data DIR") from None
     except Exception as error:
-        # anything from network or hub, or a file in another format
-        reason = f"cannot be read as {benchmark.name} ({_cause_text(error)})"
-        if changes:
-            raise UserError(f"{', '.join(files.values())} {reason}") from None
-        # Without a network all other benchmarks would fail, too.
-        is_offline = isinstance(error, ConnectionError)
-        error_class = UserError if is_offline else NoData
-        raise error_class(f"{hub} {reason}; give --data DIR") from None
+        raise _unloadable(benchmark.name, error, files, hub) from None
 
     # The harness's report names tasks by this.
     task.set_config("task", benchmark.name)
@@ -164,6 +149,40 @@ def load_task(
         raise NoData(f"the file of {benchmark.name} has no document of it")
 
     return LoadedTask(benchmark, task, _drawn(documents, limit))
+
+
+def _rendered_once(
+    render: Callable[..., Dataset], first: Mapping[str, int]
+) -> Callable[..., Dataset]:
+    """A `process_docs` that renders each split once, and only the first rows of some.
+
+    The harness asks for the documents many times. Its report has the source of what is
+    wrapped.
+    """
+    return cache(wraps(render)(partial(render, first=first)))
+
+
+def _unloadable(
+    name: str, error: Exception, files: Mapping[str, str], hub: str
+) -> UserError:
+    """The fault of a benchmark whose documents cannot be loaded.
+
+    They are in local `files`, by split; without any, in the dataset `hub`.
+    """
+    if isinstance(error, olmes.BadDocument):
+        reason = f"row {error.row} cannot be scored as {name}: {error.reason}"
+        if files:
+            return UserError(f"{files[error.split]} {reason}")
+        return NoData(f"{hub} {error.split} {reason}; give --data DIR")
+
+    # anything from network or hub, or a file in another format
+    reason = f"cannot be read as {name} ({_cause_text(error)})"
+    if files:
+        return UserError(f"{', '.join(files.values())} {reason}")
+    # Without a network all other benchmarks would fail, too.
+    is_offline = isinstance(error, ConnectionError)
+    error_class = UserError if is_offline else NoData
+    return error_class(f"{hub} {reason}; give --data DIR")
 
 
 def _load_made(benchmark: Benchmark, limit: int | None) -> LoadedTask:
