@@ -7,8 +7,8 @@ counts among its bytes and characters.
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
-from functools import wraps
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial, wraps
 from typing import Any
 
 import numpy as np
@@ -70,41 +70,51 @@ def rows(*texts: str, **lists: int) -> Callable[[Render], Callable[..., Dataset]
     """
 
     def decorate(render: Render) -> Callable[..., Dataset]:
-        def rendered_row(row: DatasetRow) -> DatasetRow:
-            rendered = row if "query" in row else render(row)
-            for field in texts:
-                _text(rendered, field)
-            for field, least in lists.items():
-                _texts(rendered, field, least)
-
-            if "choices" in lists:
-                places = [str(place) for place in range(len(rendered["choices"]))]
-                rendered["gold"] = _place(rendered, "gold", places)
-            return rendered
+        checked = partial(_checked_row, render, texts, lists)
 
         @wraps(render)
         def process(docs: Dataset, first: Mapping[str, int] = {}) -> Dataset:
-            split = str(docs.split)
-            counted = min(first.get(split, len(docs)), len(docs))
-
-            def render_numbered(row: DatasetRow, number: int) -> DatasetRow:
-                try:
-                    return rendered_row(row)
-                except BadRow as bad:
-                    raise BadDocument(split, number + 1, str(bad)) from None
-
-            # Not cached in files, which would outlive a change of this module, so that
-            # the fingerprint needs no hash of the function, which is slow to make.
-            return docs.select(range(counted)).map(
-                render_numbered,
-                with_indices=True,
-                keep_in_memory=True,
-                new_fingerprint=generate_fingerprint(docs),
-            )
+            return _render_split(checked, docs, first)
 
         return process
 
     return decorate
+
+
+def _checked_row(
+    render: Render, texts: Iterable[str], lists: Mapping[str, int], row: DatasetRow
+) -> DatasetRow:
+    """A rendered row; raises BadRow for one that lacks a field or its answer."""
+    rendered = row if "query" in row else render(row)
+    for field in texts:
+        _text(rendered, field)
+    for field, least in lists.items():
+        _texts(rendered, field, least)
+
+    if "choices" in lists:
+        places = [str(place) for place in range(len(rendered["choices"]))]
+        rendered["gold"] = _place(rendered, "gold", places)
+    return rendered
+
+
+def _render_split(render: Render, docs: Dataset, first: Mapping[str, int]) -> Dataset:
+    split = str(docs.split)
+    counted = min(first.get(split, len(docs)), len(docs))
+
+    def render_numbered(row: DatasetRow, number: int) -> DatasetRow:
+        try:
+            return render(row)
+        except BadRow as bad:
+            raise BadDocument(split, number + 1, str(bad)) from None
+
+    # Not cached in files, which would outlive a change of this module, so that the
+    # fingerprint needs no hash of the function, which is slow to make.
+    return docs.select(range(counted)).map(
+        render_numbered,
+        with_indices=True,
+        keep_in_memory=True,
+        new_fingerprint=generate_fingerprint(docs),
+    )
 
 
 def _value(row: DatasetRow, field: str) -> Any:
