@@ -62,8 +62,7 @@ def trained_run(arguments: Arguments) -> "RunLaunch":
 
     Raises UserError for the first mistake.
     """
-    from dualpath_cli.run.trained import check_as_run, find_run
-    from dualpath_cli.spec.own_checks import check_as_trained
+    from dualpath_cli.run.trained import check_as_run, check_as_trained, find_run
     from dualpath_cli.training.checks import check_validation_sets, verify_data
     from dualpath_cli.training.launch import RunLaunch
 

@@ -1,10 +1,14 @@
 """Finds and checks the trained model that a command's words name. Torch-free."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.files import near_sibling
+from dualpath_cli.base.output import say
+from dualpath_cli.base.processes import is_first_rank
 from dualpath_cli.recipe.keys import OF_TEXTS
 from dualpath_cli.recipe.settings import Settings, settings_from
 from dualpath_cli.run.exported_folder import is_exported, read_folder
@@ -20,7 +24,7 @@ from dualpath_cli.run.run_folder import (
 )
 from dualpath_cli.spec.config import ModelConfig
 from dualpath_cli.spec.intervention import Intervention
-from dualpath_cli.spec.own_checks import check_as_trained
+from dualpath_cli.spec.own_checks import changed_classes, import_classes
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,16 @@ def find_trained(path: str, own_classes: bool = False) -> Trained:
     settings = settings_from(run.recipe)
     check_as_trained(run, settings.model, own_classes)
     return Trained(path, run, settings)
+
+
+def check_as_trained(
+    run: Run, config: ModelConfig, allowed: bool, named: Mapping[str, Any] = {}
+) -> None:
+    """Imports a run's classes; says which have changed since its training."""
+    import_classes(config, allowed=allowed, read=[run.folder], named=named)
+    for path in changed_classes(run.facts, config):
+        if is_first_rank():
+            say(f"{path} has changed since {run.checkpoint} was trained with it")
 
 
 def find_run(path: str) -> Run:

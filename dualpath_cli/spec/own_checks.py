@@ -22,8 +22,7 @@ from typing import Any, get_args
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.files import write_text
 from dualpath_cli.base.folders import check_inside
-from dualpath_cli.base.output import joined_lines, say
-from dualpath_cli.base.processes import is_first_rank
+from dualpath_cli.base.output import joined_lines
 from dualpath_cli.spec.config import LayerConfig, ModelConfig, ParameterGroup
 from dualpath_cli.spec.own_classes import (
     FOUND,
@@ -80,19 +79,6 @@ def import_classes(
 
     if roles:
         _try_classes(config)
-
-
-def check_as_trained(
-    run: Any, config: ModelConfig, allowed: bool, named: Mapping[str, Any] = {}
-) -> None:
-    """Imports a run's classes; says which have changed since its training."""
-    import_classes(config, allowed=allowed, read=[run.folder], named=named)
-    if not own_roles(config):
-        return
-
-    for path in _changed(run.facts, config):
-        if is_first_rank():
-            say(f"{path} has changed since {run.checkpoint} was trained with it")
 
 
 def option_of(config: ModelConfig) -> str:
@@ -374,7 +360,7 @@ def check_as_begun(
     folder: Path, facts: Mapping[str, Any], config: ModelConfig, way_out: str
 ) -> None:
     """Refuses to continue a run if a class has changed since the run's `facts`."""
-    for path in _changed(facts, config):
+    for path in changed_classes(facts, config):
         raise UserError(
             f"{folder} was begun with another source of {path}, kept in "
             f"{_copy(folder, path)}; restore this source or {way_out}"
@@ -388,7 +374,7 @@ def keep_sources(folder: Path, config: ModelConfig) -> None:
         write_text(copy, text)
 
 
-def _changed(facts: Mapping[str, Any], config: ModelConfig) -> list[str]:
+def changed_classes(facts: Mapping[str, Any], config: ModelConfig) -> list[str]:
     """Paths of the classes whose source differs from that in a run's facts."""
     before = facts.get("classes")
     if not isinstance(before, dict):

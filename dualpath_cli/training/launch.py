@@ -32,12 +32,8 @@ from dualpath_cli.run.run_folder import (
     step_of,
 )
 from dualpath_cli.run.tables import check_tables, is_validated
-from dualpath_cli.run.trained import find_run
-from dualpath_cli.spec.own_checks import (
-    check_as_begun,
-    check_as_trained,
-    import_classes,
-)
+from dualpath_cli.run.trained import check_as_trained, find_run
+from dualpath_cli.spec.own_checks import check_as_begun, import_classes
 from dualpath_cli.training.checks import (
     check_epochs,
     check_size,
