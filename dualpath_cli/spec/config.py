@@ -368,7 +368,14 @@ class ModelConfig:
                     f"layers; list {self.n_layers}, or set n_layers to {len(value)}"
                 )
 
-        yield from self._problems_of_core()
+        core = self.core
+        if core is not None:
+            pair = len(core) == 2
+            if not pair or not core[0] <= core[1] < self.n_layers:
+                yield (
+                    f"core={core} must be [FIRST, LAST], two of the layers 0 to "
+                    f"{self.n_layers - 1} in their order, or one twice"
+                )
 
         start = self.document_start
         if start is not None and start >= self.vocab_size:
@@ -383,18 +390,6 @@ class ModelConfig:
         yield from self._missing_widths("d_ffn_wide", {"dual", "wide"})
         for layer in range(self.n_layers):
             yield from self._problems_of_experts(layer)
-
-    def _problems_of_core(self) -> Iterator[str]:
-        """Why there is no such stretch of layers."""
-        if self.core is None:
-            return
-
-        pair = len(self.core) == 2
-        if not pair or not self.core[0] <= self.core[1] < self.n_layers:
-            yield (
-                f"core={self.core} must be [FIRST, LAST], two of the layers 0 to "
-                f"{self.n_layers - 1} in their order, or one twice"
-            )
 
     def _missing_widths(self, name: str, kinds: Set[str]) -> Iterator[str]:
         """A sentence for each layer of these kinds that has no such width."""

@@ -4,6 +4,7 @@ one."""
 import shlex
 import uuid
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 from dualpath_cli.base.errors import UserError
@@ -66,7 +67,9 @@ def fit(session: Session[TrainingLaunch]) -> None:
     with lock if trainer.is_global_zero else nullcontext():
         lacks_validation = launch.step is not None and launch.step >= run.steps
         if not lacks_validation:
-            _begin_folder(session, must_match)
+            _check_untouched(launch)
+            if trainer.is_global_zero:
+                _begin_folder(session, must_match)
             if not no_graph_because:
                 session.module.graph = graph_of(session.module, parts=accumulate)
         try:
@@ -100,24 +103,25 @@ def _validate_last_step(session: Session[TrainingLaunch]) -> None:
     )
 
 
-def _begin_folder(session: Session[TrainingLaunch], must_match: dict[str, str]) -> None:
-    """Checks the locked run folder again and writes its first files; `must_match` are
-    further facts."""
-    launch = session.launch
-    folder = launch.folder
+def _check_untouched(launch: TrainingLaunch) -> None:
+    """Raises UserError if another fit has begun this run, or gone on, since its folder
+    was read."""
     checkpoint = launch.checkpoint
-    # Another fit may have begun this run, or gone on, since the folder was read.
-    newest = newest_checkpoint(folder, name_faults=False)
+    newest = newest_checkpoint(launch.folder, name_faults=False)
     removed = checkpoint is not None and not checkpoint.exists()
     own = None if launch.trunk is not None else checkpoint
     goes_back = own is not None and launch.step == launch.taken_back
     if removed or (newest != own and not goes_back):
         raise UserError(
-            f"{folder} was just written by another fit; run the command again"
+            f"{launch.folder} was just written by another fit; run the command again"
         )
-    if not session.trainer.is_global_zero:
-        return
 
+
+def _begin_folder(session: Session[TrainingLaunch], must_match: dict[str, str]) -> None:
+    """Writes the first files of the locked run folder; `must_match` are further
+    facts."""
+    launch = session.launch
+    folder = launch.folder
     (folder / WENT_WRONG).unlink(missing_ok=True)
     source = local_copy(f"{launch.settings.data.path}/{TOKENIZER}")
     tokenizer = source.read_text(encoding="utf-8")
@@ -131,14 +135,17 @@ def _begin_folder(session: Session[TrainingLaunch], must_match: dict[str, str]) 
     write_start(folder, recipe, facts, step)
     keep_sources(folder, launch.settings.model)
     write_text(folder / TOKENIZER, tokenizer)
-
-    # Of a branch; training drops the rows after it.
     if launch.trunk is not None:
-        for name in TABLES:
-            table = launch.trunk / name
-            if table.exists():
-                write_text(folder / name, read_text(table))
+        _copy_tables(launch.trunk, folder)
     begin_wandb(session.trainer, folder)
+
+
+def _copy_tables(trunk: Path, branch: Path) -> None:
+    """Copies the trunk's tables whole: training drops the rows after the branching."""
+    for name in TABLES:
+        table = trunk / name
+        if table.exists():
+            write_text(branch / name, read_text(table))
 
 
 def _facts(session: Session[TrainingLaunch], model: dict[str, Any]) -> dict[str, Any]:
