@@ -89,6 +89,17 @@ def replacing(path: Path, *, shared: bool = False) -> Iterator[Path]:
             partial.unlink(missing_ok=True)
 
 
+class _NothingToWrite(Exception):
+    """Ends a block of `replacing` without a file."""
+
+
+def check_can_write(path: Path) -> None:
+    """Raises what `replacing` would for a path that cannot be written; writes
+    nothing."""
+    with suppress(_NothingToWrite), replacing(path):
+        raise _NothingToWrite
+
+
 def is_special(path: Path) -> bool:
     """Whether a path is a pipe, a socket or a device, also behind links."""
     return path.exists() and not (path.is_file() or path.is_dir())

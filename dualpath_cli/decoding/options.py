@@ -4,12 +4,11 @@ Torch-free, so that a mistake in them shows at once.
 """
 
 import re
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
 from dualpath_cli.base.errors import UserError
-from dualpath_cli.base.files import folder_of, path_of, replacing
+from dualpath_cli.base.files import check_can_write, folder_of, path_of
 from dualpath_cli.base.processes import visible_gpus
 from dualpath_cli.base.ranges import Place, check_ranges
 from dualpath_cli.spec.config import ModelConfig
@@ -243,5 +242,4 @@ def check_writable(out: str) -> None:
 
     folder_of("--out", path.parent).mkdir(parents=True, exist_ok=True)
     # A folder without permission is refused now, not after the texts are written.
-    with suppress(LookupError), replacing(path):
-        raise LookupError
+    check_can_write(path)
