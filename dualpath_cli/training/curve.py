@@ -25,23 +25,19 @@ def draw(run: Path) -> Path:
     from matplotlib.ticker import EngFormatter
 
     tables = RunTables.of_run(run)
-    titles = ["bits per byte"]
+    draw_by_title = {"bits per byte": _draw_bits}
     if tables.has_routing("gate_deep"):
-        titles.append("gate")
+        draw_by_title["gate"] = _draw_gates
     if tables.has_routing("expected_loops"):
-        titles.append("expected loops")
+        draw_by_title["expected loops"] = _draw_loops
 
-    figure, axes = panels(4.2 * len(titles), 3.4, columns=len(titles))
-    for ax, title in zip(axes[0], titles, strict=True):
+    columns = len(draw_by_title)
+    figure, axes = panels(4.2 * columns, 3.4, columns=columns)
+    for ax, title in zip(axes[0], draw_by_title, strict=True):
         ax.set(title=title, xlabel="training tokens")
         ax.xaxis.set_major_formatter(EngFormatter(sep=""))
         plain(ax)
-        if title == "bits per byte":
-            _draw_bits(ax, tables)
-        elif title == "gate":
-            _draw_gates(ax, tables)
-        else:
-            _draw_layers(ax, tables, "expected_loops", DEEP, None)
+        draw_by_title[title](ax, tables)
     figure.suptitle("/".join(run.resolve().parts[-2:]), fontsize=10)
 
     target = run / "curve.png"
@@ -105,6 +101,11 @@ def _draw_gates(ax: "Axes", tables: RunTables) -> None:
     _draw_layers(ax, tables, "gate_wide", WIDE, "wide")
     ax.set_ylim(0, 1)
     ax.legend(frameon=False, fontsize=8, title="dark: late layers", title_fontsize=8)
+
+
+def _draw_loops(ax: "Axes", tables: RunTables) -> None:
+    """The expected loops of each layer."""
+    _draw_layers(ax, tables, "expected_loops", DEEP, None)
 
 
 def _draw_layers(
