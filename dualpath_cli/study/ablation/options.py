@@ -212,9 +212,10 @@ def _depth_changes(config: ModelConfig) -> list[Intervention]:
     """Fewer steps forced and held, exits, and schedules of the same depth; first the
     learned router, which is scored on the same documents."""
     changes = []
-    deep = [layer.loops for layer in config.deep_layers]
-    # No layer is forced to more steps than it was trained with.
-    for steps in range(1, min(max(deep, default=1), min(deep, default=0) + 1)):
+    fewest = min((layer.loops for layer in config.deep_layers), default=1)
+    most = config.most_loops
+    # No layer is forced to more steps than it was trained with, and some to fewer.
+    for steps in range(1, min(fewest + 1, most)):
         changes += [Intervention(loops=steps), Intervention(held=steps)]
     for repetitions in range(1, config.core_loops):
         changes.append(Intervention(core_loops=repetitions))
