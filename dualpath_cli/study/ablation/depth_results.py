@@ -63,14 +63,15 @@ def depth_results(passes: Sequence[Pass]) -> list[Result]:
 def _exit_or_schedule(pass_: AblationPass, learned: AblationPass) -> Result:
     """A row beside the learned router; of a schedule also beside its exit."""
     pairs = [(pass_, learned, "nats")]
-    names = [("difference", "low", "high")]
     if isinstance(pass_, BlindPass):
         pairs.append((pass_, pass_.exit_, "nats"))
-        names.append(("over_exit", "over_exit_low", "over_exit_high"))
 
-    fields: dict[str, float] = {}
-    for its_names, numbers in zip(names, _numbers(*_differences(pairs)), strict=True):
-        fields |= zip(its_names, numbers, strict=True)
+    (difference, low, high), *over_exit = _numbers(*_differences(pairs))
+    fields = {"difference": difference, "low": low, "high": high}
+    for over, over_low, over_high in over_exit:  # one of a schedule, else none
+        fields["over_exit"] = over
+        fields["over_exit_low"] = over_low
+        fields["over_exit_high"] = over_high
     return result_of(pass_, "nats", **fields)
 
 
