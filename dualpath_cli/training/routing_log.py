@@ -31,14 +31,11 @@ class RoutingLog(Callback):
     def __init__(self, run_folder: Path, every: int, model: ModelConfig) -> None:
         """Writes rows every `every` optimizer steps; 0: never."""
         self.every = every
-        repetitions = range(1, model.core_loops + 1)
-        steps = range(1, model.most_loops + 1)
-        self.gain_columns = [
-            _of_repetition(f"gain_deep_{k}", r) for r in repetitions for k in steps
+        columns = [
+            *TABLE_COLUMNS[ROUTING],
+            *_gain_columns(model.core_loops, model.most_loops),
+            *_gain_columns(model.core_loops),
         ]
-        self.wide_columns = [_of_repetition("gain_wide", r) for r in repetitions]
-
-        columns = [*TABLE_COLUMNS[ROUTING], *self.gain_columns, *self.wide_columns]
         if model.routes_core:
             columns.append(CORE_COLUMN)
         self.table = CsvTable(run_folder / ROUTING, columns)
@@ -89,7 +86,7 @@ class RoutingLog(Callback):
                     row[column] = torch.stack(values).float().mean().item()
 
             assert isinstance(block, DualPathBlock)
-            row |= self._gains_of(block, model.config.layers[number])
+            row |= _gains_of(block, model.config.layers[number])
             rows.append(row)
 
         if trace.core is not None and model.config.routes_core:
@@ -100,22 +97,32 @@ class RoutingLog(Callback):
                 rows[number][CORE_COLUMN] = expected.float().mean().item()
         return rows
 
-    def _gains_of(self, block: DualPathBlock, layer: LayerConfig) -> CsvRow:
-        row: CsvRow = {}
-        if block.kind != "wide":
-            gains = iter(_gains(block.deep.gains))
-            for r in range(1, layer.core_loops + 1):
-                for k in range(1, layer.loops + 1):
-                    row[_of_repetition(f"gain_deep_{k}", r)] = next(gains)
-        if block.kind != "loop":
-            gains = iter(_gains(block.wide.gain))
-            row |= dict(zip(self.wide_columns, gains, strict=False))
-        return row
+
+def _gain_columns(repetitions: int, steps: int | None = None) -> list[str]:
+    """The columns of a path's gains, in the order of its parameter.
+
+    A deep path has one for each of its `steps` in each repetition of the core, a wide
+    path one for each repetition.
+    """
+    names = ["gain_wide"]
+    if steps is not None:
+        names = [f"gain_deep_{k}" for k in range(1, steps + 1)]
+
+    columns = [*names]
+    for r in range(2, repetitions + 1):
+        columns += [f"{name}_r{r}" for name in names]
+    return columns
 
 
-def _of_repetition(column: str, r: int) -> str:
-    """A column of repetition r of the core, from 1."""
-    return column if r == 1 else f"{column}_r{r}"
+def _gains_of(block: DualPathBlock, layer: LayerConfig) -> CsvRow:
+    row: CsvRow = {}
+    if block.kind != "wide":
+        columns = _gain_columns(layer.core_loops, layer.loops)
+        row |= zip(columns, _gains(block.deep.gains), strict=True)
+    if block.kind != "loop":
+        columns = _gain_columns(layer.core_loops)
+        row |= zip(columns, _gains(block.wide.gain), strict=True)
+    return row
 
 
 def _gains(parameter: torch.Tensor) -> list[float]:
