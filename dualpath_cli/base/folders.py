@@ -107,6 +107,15 @@ def check_inside(folder: Path, path: Path, way_out: str = "remove the link") -> 
     return path
 
 
+def folder_inside(home: Path, *names: str) -> Path:
+    """The folder below `home` that a command writes to without --out.
+
+    Raises UserError as `check_inside` does.
+    """
+    way_out = "remove the link, or give a folder by --out"
+    return check_inside(home, home.joinpath(*names), way_out)
+
+
 @contextmanager
 def claimed_folder(folder: Path) -> Iterator[None]:
     """Claims a new, empty or marked folder while the block writes files into it.

@@ -9,7 +9,7 @@ from typing import Literal
 
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.files import folder_of
-from dualpath_cli.base.folders import check_inside, claimed_folder
+from dualpath_cli.base.folders import claimed_folder, folder_inside
 from dualpath_cli.base.ranges import Place
 from dualpath_cli.compare.baselines import groups_of
 from dualpath_cli.compare.configurations import Configuration
@@ -159,5 +159,4 @@ def _out(options: Compare) -> Path:
     folder = Path(options.runs[0])
     if len(options.runs) > 1 or (folder / RECIPE).is_file():
         folder = Path()
-    way_out = "remove the link, or give a folder by --out"
-    return folder_of("--out", check_inside(folder, folder / "comparison", way_out))
+    return folder_of("--out", folder_inside(folder, "comparison"))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.files import folder_of
-from dualpath_cli.base.folders import check_inside
+from dualpath_cli.base.folders import check_inside, folder_inside
 from dualpath_cli.base.ranges import Place, check_ranges
 from dualpath_cli.base.version import package_versions
 from dualpath_cli.decoding.options import DeviceOptions, Overrides, read_overrides
@@ -197,9 +197,7 @@ class Evaluate(DeviceOptions, OwnClasses, Overrides):
             out = folder_of("--out", self.out)
             folder = check_inside(out, out / name)
         else:
-            way_out = "remove the link, or give a folder by --out"
-            run = trained.run.folder
-            folder = check_inside(run, run / FOLDER / name, way_out)
+            folder = folder_inside(trained.run.folder, FOLDER, name)
 
         depths = self.depths(trained.settings.model)
         for place in (folder, *(folder / depth.name for depth in depths[1:])):

@@ -10,7 +10,7 @@ from rich.filesize import decimal
 
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.files import path_of
-from dualpath_cli.base.folders import check_inside
+from dualpath_cli.base.folders import folder_inside
 from dualpath_cli.base.output import say
 from dualpath_cli.base.ranges import Place
 from dualpath_cli.recipe.settings import Settings
@@ -83,8 +83,7 @@ def _out_of(options: Export, run: Run, settings: Settings) -> Path:
         out = path_of("--out", options.out)
     else:
         name = f"{settings.run.recipe}-{settings.run.name}-step-{run.step:08d}"
-        way_out = "remove the link, or give a folder by --out"
-        out = check_inside(run.folder, run.folder / "export" / name, way_out)
+        out = folder_inside(run.folder, "export", name)
     return check_out(out, run.folder, options.overwrite)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import ClassVar, Self
 
 from dualpath_cli.base.files import folder_of
-from dualpath_cli.base.folders import check_inside
+from dualpath_cli.base.folders import folder_inside
 from dualpath_cli.base.ranges import Place
 from dualpath_cli.recipe.settings import Settings
 from dualpath_cli.run.run_folder import Run
@@ -86,9 +86,7 @@ class StudyOptions(RunOptions):
         """
         out: str | Path | None = self.out
         if out is None:
-            by_default = run.folder / self.kind / f"step-{run.step:08d}"
-            way_out = "remove the link, or give a folder by --out"
-            out = check_inside(run.folder, by_default, way_out)
+            out = folder_inside(run.folder, self.kind, f"step-{run.step:08d}")
         return replace(self, out=str(folder_of("--out", out)))
 
 
