@@ -28,6 +28,7 @@ from dualpath_cli.recipe.recipes import (
     Recipe,
     load_recipe,
     merge,
+    nested,
     parse_recipe,
     read_recipe_file,
 )
@@ -122,9 +123,7 @@ class Arguments:
                 below = option.removeprefix(f"--{place}.")
                 names.add(below.partition(".")[0])
             elif f"--{place}.".startswith(f"{option}."):  # the mapping, or its section
-                own: Recipe = parse_recipe(value, option)
-                for key in reversed(option.removeprefix("--").split(".")):
-                    own = {key: own}
+                own = nested(option.removeprefix("--"), parse_recipe(value, option))
                 recipe = merge(recipe, own)
 
         for key in place.split("."):

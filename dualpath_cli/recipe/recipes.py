@@ -149,6 +149,14 @@ def merge(below: Recipe, above: Recipe) -> Recipe:
     return merged
 
 
+def nested(key: str, value: Any) -> Recipe:
+    """A value by its dotted key, as sections of a recipe."""
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    recipe: Recipe = value
+    return recipe
+
+
 def read_recipe_file(path: Path) -> Recipe:
     """Reads a file as one recipe, without resolving `base`."""
     return parse_recipe(read_text(path), str(path))

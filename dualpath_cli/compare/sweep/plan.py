@@ -15,7 +15,7 @@ from dualpath_cli.compare.sweep.request import Design
 from dualpath_cli.compare.sweep.runs import PlannedRun, files_of
 from dualpath_cli.flops import count
 from dualpath_cli.recipe.keys import has_effect
-from dualpath_cli.recipe.recipes import Recipe, merge
+from dualpath_cli.recipe.recipes import Recipe, merge, nested
 from dualpath_cli.recipe.settings import Settings, settings_from
 from dualpath_cli.spec.config import ModelConfig
 from dualpath_cli.spec.own_checks import import_classes
@@ -103,7 +103,7 @@ def _planned_run(
     recipe = _with_rate(design.recipe, shared, lr)
     for key, value in variant.values.items():
         if key != RATE:  # set already, with the rates at both ends
-            recipe = merge(recipe, _nested(key, value))
+            recipe = merge(recipe, nested(key, value))
 
     run = {
         "recipe": name,
@@ -125,14 +125,6 @@ def _planned_run(
         path=files.recipe,
         log=files.log,
     )
-
-
-def _nested(key: str, value: Any) -> Recipe:
-    """A value by its dotted key, as sections of a recipe."""
-    for part in reversed(key.split(".")):
-        value = {part: value}
-    recipe: Recipe = value
-    return recipe
 
 
 def _model_of(
