@@ -21,9 +21,9 @@ from dualpath_cli.run.checkpoint_files import STATE
 from dualpath_cli.run.run_folder import WENT_WRONG, way_on
 from dualpath_cli.training import internals
 from dualpath_cli.training.checkpoints import Checkpoints
-from dualpath_cli.training.data_module import loading_fault
 from dualpath_cli.training.graphs import WARM_STEPS
 from dualpath_cli.training.launch import TrainingLaunch
+from dualpath_cli.training.loading_faults import loading_fault
 from dualpath_cli.training.ranks import Ranks, lost_contact
 from dualpath_cli.training.session import Session
 from dualpath_cli.training.stopping import TIME_OVER, StopTraining

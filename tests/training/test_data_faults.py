@@ -22,7 +22,8 @@ from dualpath_cli.data.manifest import MANIFEST
 from dualpath_cli.data.tokenizer import TOKENIZER
 from dualpath_cli.run.run_folder import newest_checkpoint, step_of
 from dualpath_cli.training import checkpoints
-from dualpath_cli.training.data_module import loading_fault, stack_blocks
+from dualpath_cli.training.data_module import stack_blocks
+from dualpath_cli.training.loading_faults import loading_fault
 from tests.data.faulty_data import (
     CHANGED,
     Damage,
