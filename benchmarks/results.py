@@ -24,8 +24,7 @@ import torch
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.files import write_text
 from dualpath_cli.base.output import one_line
-from dualpath_cli.base.version import package_versions, versions
-from dualpath_cli.kernels.device import device_name
+from dualpath_cli.base.version import device_name, package_versions, versions
 from dualpath_cli.report.table import Column, Table, markdown
 
 ROOT = Path(__file__).parents[1]

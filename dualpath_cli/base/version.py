@@ -1,11 +1,17 @@
-"""The version of the package, which `pyproject.toml` reads, and of those it needs."""
+"""What tells the results of two machines apart: versions and the device.
+
+`pyproject.toml` reads the package's own version here.
+"""
 
 import importlib.metadata
 import platform
 import subprocess
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
 
 __version__ = "0.1.0"
 
@@ -36,6 +42,17 @@ def package_versions(names: Iterable[str]) -> dict[str, str]:
         is_ours = name == "dualpath"
         found[name] = __version__ if is_ours else importlib.metadata.version(name)
     return found
+
+
+def device_name(device: "torch.device") -> str:
+    """The GPU's name; for a CPU, the kind of PyTorch's kernels: `cpu (AVX2)`."""
+    import torch
+
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    if device.type == "cpu":
+        return f"cpu ({torch.backends.cpu.get_cpu_capability()})"
+    return device.type
 
 
 def _git_commit() -> str | None:

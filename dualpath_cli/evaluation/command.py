@@ -11,7 +11,7 @@ from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.files import folder_of
 from dualpath_cli.base.folders import check_inside, folder_inside
 from dualpath_cli.base.ranges import Place, check_ranges
-from dualpath_cli.base.version import package_versions
+from dualpath_cli.base.version import device_name, package_versions
 from dualpath_cli.decoding.options import DeviceOptions, Overrides, read_overrides
 from dualpath_cli.evaluation.benchmarks import (
     FOLDER,
@@ -206,7 +206,6 @@ class Evaluate(DeviceOptions, OwnClasses, Overrides):
 
     def facts(self, trained: Trained, change: Intervention | None) -> dict[str, Any]:
         """The section `model` of results.json: the model, and how it was run."""
-        from dualpath_cli.kernels.device import device_name
         from dualpath_cli.run.weights import device_of
 
         run = trained.run

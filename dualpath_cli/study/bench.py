@@ -31,12 +31,12 @@ from lightning.pytorch import Trainer
 from torch.utils.data import DataLoader
 
 from dualpath_cli.base.files import hash_file, open_regular, replacing
+from dualpath_cli.base.version import device_name
 from dualpath_cli.data.documents import Source, source_files
 from dualpath_cli.data.manifest import MANIFEST, Manifest
 from dualpath_cli.data.storage import exists, local_copy
 from dualpath_cli.data.tokenizer import Tokenizer
 from dualpath_cli.data.windows import Window, Windows, collate
-from dualpath_cli.kernels.device import device_name
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.recipe.settings import ValidationSet
 from dualpath_cli.report.bootstrap import clusters_of

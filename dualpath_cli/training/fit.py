@@ -10,9 +10,9 @@ from typing import Any
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.files import read_text, write_text
 from dualpath_cli.base.locks import FIT, exclusive
+from dualpath_cli.base.version import device_name
 from dualpath_cli.data import order
 from dualpath_cli.data.storage import local_copy
-from dualpath_cli.kernels.device import device_name
 from dualpath_cli.recipe.recipes import dump
 from dualpath_cli.recipe.schedule import micro_batches
 from dualpath_cli.run.run_folder import (

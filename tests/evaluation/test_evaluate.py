@@ -10,11 +10,11 @@ import pytest
 import torch
 
 import dualpath_cli as dualpath
+from dualpath_cli.base.version import device_name
 from dualpath_cli.cli.main import main
 from dualpath_cli.evaluation import runner
 from dualpath_cli.evaluation.benchmarks import FOLDER, MEANS, means_of
 from dualpath_cli.evaluation.command import Evaluate
-from dualpath_cli.kernels.device import device_name
 from dualpath_cli.recipe.recipes import merge
 from dualpath_cli.run.tables import read_csv
 from tests.evaluation.conftest import NAME, write_rows
