@@ -26,9 +26,9 @@ from dualpath_cli.base.ranges import (
     expand_home,
     parse_size,
 )
+from dualpath_cli.recipe.dialect import Loader, yaml_fault
 from dualpath_cli.recipe.elsewhere import called_here
 from dualpath_cli.recipe.internals import actions_of, reading_numbers_by, type_of
-from dualpath_cli.recipe.recipes import Loader, yaml_fault
 
 T = TypeVar("T")
 MODE = "dualpath"

@@ -7,7 +7,6 @@ recipes; of several, later recipes win, key by key.
 
 import json
 import re
-from collections.abc import Hashable
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -15,9 +14,9 @@ from typing import Any
 
 import yaml
 
-from dualpath_cli.base.errors import UserError, content_fault, did_you_mean
+from dualpath_cli.base.errors import UserError, did_you_mean
 from dualpath_cli.base.files import read_text
-from dualpath_cli.base.ranges import Size
+from dualpath_cli.recipe.dialect import Dumper, Loader, yaml_fault
 
 Recipe = dict[str, Any]
 
@@ -185,13 +184,6 @@ def parse_recipe(text: str, name: str) -> Recipe:
     return content
 
 
-def yaml_fault(error: Exception) -> str:
-    """The fault of YAML text in words, by PyYAML's words where it has some."""
-    problem = getattr(error, "problem", None)
-    reason = problem or getattr(error, "reason", None)
-    return str(reason or content_fault(error))
-
-
 def _bounded_content(text: str) -> Any:
     """The content of YAML text. Raises ValueError where it is too large.
 
@@ -212,63 +204,6 @@ def _bounded_content(text: str) -> Any:
     return content
 
 
-class Loader(yaml.SafeLoader):
-    """YAML with numbers as people write them, in recipes as on the command line; no key
-    twice.
-
-    Whole numbers are decimal: 010 is ten, and neither 0x10 nor 1:30 is a number. 5e-4
-    is a number, though text for PyYAML. There are no dates, and keys are texts.
-    """
-
-    def construct_mapping(
-        self, node: yaml.MappingNode, deep: bool = False
-    ) -> dict[Hashable, Any]:
-        """Refuses a repeated key; PyYAML would keep the last value."""
-        seen = set()
-        for key, _ in node.value:
-            if not isinstance(key, yaml.ScalarNode):
-                continue
-            if key.value in seen:
-                raise yaml.MarkedYAMLError(
-                    problem=f"the key '{key.value}' appears twice",
-                    problem_mark=key.start_mark,
-                )
-            seen.add(key.value)
-            if key.tag != "tag:yaml.org,2002:merge":
-                key.tag = "tag:yaml.org,2002:str"
-
-        content = super().construct_mapping(node, deep)
-        return {str(key): value for key, value in content.items()}
-
-
-class _Dumper(yaml.SafeDumper):
-    """Puts quotes around a text that `Loader`, or PyYAML, would read as something
-    else."""
-
-
-_Dumper.add_representer(Size, _Dumper.represent_int)
-_INT = "tag:yaml.org,2002:int"
-_FLOAT = "tag:yaml.org,2002:float"
-_DATE = "tag:yaml.org,2002:timestamp"
-
-# PyYAML's own forms of numbers and dates give way to those below.
-Loader.yaml_implicit_resolvers = {
-    first: [form for form in forms if form[0] not in (_INT, _FLOAT, _DATE)]
-    for first, forms in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-Loader.add_constructor(_INT, lambda loader, node: int(node.value.replace("_", "")))
-_NUMBERS = {
-    _INT: r"[-+]?[0-9][0-9_]*",
-    _FLOAT: r"[-+]?([0-9][0-9_]*(\.[0-9_]*)?|\.[0-9][0-9_]*)([eE][-+]?[0-9]+)?"
-    r"|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
-}
-for _tag, _form in _NUMBERS.items():
-    for _kind in (Loader, _Dumper):
-        _kind.add_implicit_resolver(
-            _tag, re.compile(f"^({_form})$"), list("-+.0123456789")
-        )
-
-
 def dump(recipe: Recipe) -> str:
     """A recipe as YAML text, from which `parse` restores the recipe."""
-    return yaml.dump(recipe, Dumper=_Dumper, sort_keys=False)
+    return yaml.dump(recipe, Dumper=Dumper, sort_keys=False)
