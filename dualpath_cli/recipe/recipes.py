@@ -205,5 +205,5 @@ def _bounded_content(text: str) -> Any:
 
 
 def dump(recipe: Recipe) -> str:
-    """A recipe as YAML text, from which `parse` restores the recipe."""
+    """A recipe as YAML text, from which `parse_recipe` restores the recipe."""
     return yaml.dump(recipe, Dumper=Dumper, sort_keys=False)

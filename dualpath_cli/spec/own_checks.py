@@ -57,8 +57,8 @@ def import_classes(
     """Imports a model's custom classes into `FOUND` and tries them.
 
     No other function imports them. The user allows all classes by giving the recipe or
-    OPTION, or allows those in `named`, the model section of the command line. Nothing
-    inside the folders `read` is imported.
+    --own-classes, or allows those in `named`, the model section of the command line.
+    Nothing inside the folders `read` is imported.
     """
     roles = own_roles(config)
     folders = {folder.resolve() for folder in read}
