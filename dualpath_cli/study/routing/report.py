@@ -24,7 +24,7 @@ from dualpath_cli.study.routing.figures import (
     part_of_speech_figure,
 )
 from dualpath_cli.study.routing.page import write_page
-from dualpath_cli.study.routing.page.passes import read_page
+from dualpath_cli.study.routing.page.examples import read_page
 from dualpath_cli.study.routing.readouts import (
     CORE_READOUTS,
     Sums,

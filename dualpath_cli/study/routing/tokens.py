@@ -1,15 +1,14 @@
-"""routing.parquet, a row for each token; and the sequences of a page.
+"""routing.parquet, a row for each token.
 
 Shapes: N tokens, L places of layers with gates, K loops, R repetitions of the core, C
-experts of a token, F interventions.
+experts of a token.
 """
 
 import codecs
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,33 +22,6 @@ from dualpath_cli.study.routing.readouts import (
     STEP_READOUTS,
     by_name,
 )
-
-
-class Example(NamedTuple):
-    """The first tokens of a sequence, and their read-outs in the layers with gates."""
-
-    source: str
-    number: int  # of the sequence in the source, from 0 on
-    length: int  # tokens of the whole sequence
-    tokens: list[str]  # the text of each token, see `token_texts`
-    # part of speech of each token; None where nothing was tagged
-    upos: list[str] | None
-    values: dict[str, npt.NDArray[Any]]
-    """By name: `nats`, the loss of each token after those before it, (N,); the
-    read-outs as in `TokenTable`, (N, L, ...); on the page also the arrays of
-    `page.passes.write_details`."""
-
-
-@dataclass(frozen=True)
-class PageData:
-    """A model's read-outs of the sequences of a page."""
-
-    steps: Sequence[int]  # of each place, (L,); K is the largest
-    examples: Sequence[Example]
-    forced: Sequence[str] = ()  # names of the interventions whose costs are known, (F,)
-    experts: Sequence[int] = ()  # of each place, (L,)
-    repetitions: int = 0  # R; 0 where no layers repeat
-
 
 TOKENS = "routing.parquet"
 ROWS = 1 << 16  # of a row group, which is held in memory

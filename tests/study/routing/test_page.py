@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from dualpath_cli.study.routing import page
 from dualpath_cli.study.routing.page import write_page
-from dualpath_cli.study.routing.tokens import Example, PageData
+from dualpath_cli.study.routing.page.examples import Example, PageData
 from tests.study.conftest import data_of
 
 slow = pytest.mark.slow

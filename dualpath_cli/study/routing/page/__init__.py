@@ -22,8 +22,8 @@ import numpy.typing as npt
 
 from dualpath_cli.base.files import write_text
 from dualpath_cli.report.bootstrap import Floats
+from dualpath_cli.study.routing.page.examples import Example, PageData
 from dualpath_cli.study.routing.readouts import Label
-from dualpath_cli.study.routing.tokens import Example, PageData
 
 HERE = Path(__file__).parent
 MOST_BYTES = 5_000_000  # of a page, for mail and browsers

@@ -15,9 +15,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.dataset as ds
 import torch
 import torch.nn.functional as F
 
@@ -32,23 +29,16 @@ from dualpath_cli.study.bench import (
     Arrays,
     Pass,
     found_by_all_ranks,
-    read_arrays,
     write_arrays,
 )
 from dualpath_cli.study.routing.options import RoutingOptions
 from dualpath_cli.study.routing.page import tokens_with_room
 from dualpath_cli.study.routing.readouts import (
-    CORE_READOUTS,
-    EXPERT_READOUTS,
-    READOUTS,
-    STEP_READOUTS,
     core_repetitions,
-    experts_by_place,
     gated_places,
     is_text,
     most_steps,
 )
-from dualpath_cli.study.routing.tokens import TOKENS, Example, PageData
 from dualpath_cli.training.module import DualPathModule
 from dualpath_cli.training.parallel import whole_weight
 
@@ -328,63 +318,3 @@ def _name_of_forced(change: Intervention) -> str:
     if change.core_loops is not None:
         return f"R = {change.core_loops}"
     return GATES.get(change.gates, f"K = {change.loops}")
-
-
-def read_page(folder: Path, sources: Sequence[str], config: ModelConfig) -> PageData:
-    """The first tokens of the page's sequences: rows of `TOKENS`, and arrays of
-    `write_details`.
-
-    Sequences without text tokens are left out.
-    """
-    examples: list[Example] = []
-    for source in sources:
-        details = read_arrays(folder / "page" / f"{source}.npz")
-        counts = details.pop("counts").tolist()
-        forced = details.pop("forced", np.array([])).tolist()
-        ends = np.cumsum(counts)
-        details_by_sequence = {
-            name: np.split(rows, ends[:-1]) for name, rows in details.items()
-        }
-
-        # The table has rows of all sequences, of which the page has the first ones.
-        chosen = (ds.field("source") == source) & (ds.field("sequence") < len(counts))
-        table = ds.dataset(folder / TOKENS).to_table(filter=chosen).sort_by("position")
-        for number, count in enumerate(counts):
-            rows = table.filter(pc.equal(table["sequence"], number))
-            if not len(rows):
-                continue
-            example = _example(source, number, rows, count)
-            for name, by_sequence in details_by_sequence.items():
-                example.values[name] = by_sequence[number]
-            examples.append(example)
-
-    steps = [config.layers[place.layer].loops for place in gated_places(config)]
-    return PageData(
-        steps, examples, forced, experts_by_place(config), core_repetitions(config)
-    )
-
-
-def _example(source: str, number: int, rows: pa.Table, count: int) -> Example:
-    """The first `count` tokens of a sequence, with the read-outs in its rows."""
-    first = rows.slice(0, count)
-    numeric = {
-        "nats",
-        *READOUTS,
-        *STEP_READOUTS,
-        *EXPERT_READOUTS,
-        *CORE_READOUTS,
-    }
-    values = {
-        name: np.array(first[name].to_pylist(), np.float32)
-        for name in rows.schema.names
-        if name in numeric
-    }
-
-    # Recomputed: the column in float32 lacks digits that the page shows.
-    steps_K = np.arange(1, values["step_weights"].shape[-1] + 1)
-    values["expected_loops"] = (values["step_weights"] * steps_K).sum(-1)
-
-    is_tagged = rows["upos"].null_count < len(rows)
-    upos = [tag or "" for tag in first["upos"].to_pylist()] if is_tagged else None
-    texts = first["token"].to_pylist()
-    return Example(source, number, len(rows), texts, upos, values)
