@@ -85,6 +85,10 @@ class Arguments:
         parser = parser_of(command)
         for option, value in self.pairs:
             _check_whole(option, value, parser)
+            # A list is appended to that of the recipe, or to the default one.
+            key = option.strip("-+")
+            if option.endswith("+") and key in parser.options():
+                base = merge(nested(key, parser.get_default(key)), base)
 
         parser.arguments = self.texts
         self._note_repeated(parser)

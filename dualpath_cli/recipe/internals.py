@@ -33,7 +33,7 @@ def reading_numbers_by(loader: type) -> Iterator[None]:
     0x10 is 16 and 1:30 is 90.
     """
     before = _loaders_dumpers.yaml_default_loader
-    _loaders_dumpers.yaml_default_loader = loader
+    _loaders_dumpers.yaml_default_loader = loader  # type: ignore[assignment]
     try:
         yield
     finally:

@@ -52,6 +52,17 @@ def test_a_word_gives_a_key_the_value_that_a_recipe_would(words, section, key, v
 
 
 @pytest.mark.parametrize(
+    ("recipe", "decay"),
+    [
+        ({}, ["matrices", "norms", "gains", "biases", "embeddings"]),
+        ({"optim": {"decay": ["gains"]}}, ["gains", "embeddings"]),
+    ],
+)
+def test_what_is_added_to_a_list_is_added_to_its_default(recipe, decay):
+    assert changed(recipe, "--optim.decay+", "embeddings")["optim"]["decay"] == decay
+
+
+@pytest.mark.parametrize(
     "key", ["run.dir", "run.branch_from", "data.path", "data.val.a"]
 )
 def test_a_tilde_is_the_home_folder_and_a_variable_refused_in_recipes_as_in_options(
