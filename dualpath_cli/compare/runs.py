@@ -51,7 +51,7 @@ class SeededRun:
     @property
     def tokens(self) -> int:
         """Training tokens: those of whole optimizer steps."""
-        return self.settings.run.steps * self.settings.run.batch_tokens
+        return self.settings.run.trained_tokens
 
     @property
     def flops(self) -> float:
@@ -61,30 +61,13 @@ class SeededRun:
         each = count.over_loops(counted, self.settings.model, loop_counts(run))
         return each * self.tokens
 
-    def decisive(self, facts: Mapping[str, Any] = {}) -> dict[str, Any]:
-        """The values that decide the run's numbers, but for the seed, by dotted key.
-
-        Two runs with equal values belong to one configuration. The source of custom
-        classes is one of the values; it is read from `facts`.
-        """
-        recipe = self.settings.as_recipe()
-        recipe["run"]["max_tokens"] = self.tokens
-        part = decisive_part(recipe)
-        part["trainer"] = {"precision": recipe["trainer"]["precision"]}
-
-        sources = mapping_of(self.folder, facts, "classes")
-        if sources:
-            part["model"]["classes"] = sources
-
-        names = ("seed_everything", "run.recipe")
-        return {key: value for key, value in _flat(part).items() if key not in names}
-
 
 @dataclass(frozen=True, eq=False)
 class TrainedRun(SeededRun):
     """A run that has reached its last step."""
 
-    key_values: dict[str, Any]  # `decisive`: two configurations differ in some of them
+    # `decisive_values`: two configurations differ in some of them
+    key_values: dict[str, Any]
     # bits per byte at the end by set, with `aggregate`, their mean
     scores: dict[str, float]
     tokens_per_second: float
@@ -150,25 +133,18 @@ def read_trained_run(folder: Path) -> TrainedRun | str:
         return _reached(rows, last, unscored)
 
     scores = {name: final[name].measured("bits_per_byte") for name in sets}
+    _check_finite(folder / VALIDATION, last, scores)
     facts = facts_now(folder)
     data = _data(folder, settings, facts)
-    for name, score in scores.items():
-        if not math.isfinite(score):
-            raise UserError(
-                f"{folder / VALIDATION} step {last}: {name} has {score} bits per byte; "
-                "leave it out"
-            )
-        # A text is known by its bytes per token, nats per token over nats per byte. Of
-        # a data folder the loss counts end-of-text too, but its fingerprint is known.
-        if f"validation set {name}" not in data:
-            length = final[name].measured("loss") / (score or math.inf) / math.log(2)
-            data[f"bytes a token of {name}"] = length
+    # Of a data folder the loss counts end-of-text too, but its fingerprint is known.
+    texts = {name: final[name] for name in sets if f"validation set {name}" not in data}
+    data |= _bytes_per_token(texts)
 
     tables = {METRICS: rows, ROUTING: routing}
     return TrainedRun(
         folder,
         settings,
-        key_values=SeededRun(folder, settings).decisive(facts),
+        key_values=decisive_values(settings, mapping_of(folder, facts, "classes")),
         scores={AGGREGATE: fmean(scores.values()), **scores},
         tokens_per_second=_speed(rows, settings),
         curve=_curve(rows),
@@ -210,6 +186,14 @@ def _reached(rows: Sequence[TableRow], last: int, unscored: Sequence[str]) -> st
     return words
 
 
+def _check_finite(table: Path, step: int, scores: Mapping[str, float]) -> None:
+    for name, score in scores.items():
+        if not math.isfinite(score):
+            raise UserError(
+                f"{table} step {step}: {name} has {score} bits per byte; leave it out"
+            )
+
+
 def _speed(rows: Sequence[TableRow], settings: Settings) -> float:
     loops = step_loops(settings.run)
     phases: dict[tuple[int, ...], list[float]] = {}
@@ -248,6 +232,25 @@ def _expected_loops(rows: Sequence[TableRow]) -> float | None:
     return fmean(values) if values else None
 
 
+def decisive_values(
+    settings: Settings, classes: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The values that decide a run's numbers, but for the seed, by dotted key.
+
+    Two runs with equal values belong to one configuration. The sources of custom
+    `classes` are among the values.
+    """
+    recipe = settings.as_recipe()
+    recipe["run"]["max_tokens"] = settings.run.trained_tokens
+    part = decisive_part(recipe)
+    part["trainer"] = {"precision": recipe["trainer"]["precision"]}
+    if classes:
+        part["model"]["classes"] = dict(classes)
+
+    names = ("seed_everything", "run.recipe")
+    return {key: value for key, value in _flat(part).items() if key not in names}
+
+
 def _flat(recipe: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     """The values of nested mappings by dotted key, in the keys' order."""
     found: dict[str, Any] = {}
@@ -283,6 +286,17 @@ def _data(
         digest = hashlib.sha256(read_text(tokenizer).encode()).hexdigest()
         data["tokenizer"] = digest[:12]
     return data
+
+
+def _bytes_per_token(rows: Mapping[str, TableRow]) -> dict[str, float]:
+    """Nats per token over nats per byte, by which a text is known; from the row of each
+    text."""
+    found = {}
+    for name, row in rows.items():
+        score = row.measured("bits_per_byte")
+        length = row.measured("loss") / (score or math.inf) / math.log(2)
+        found[f"bytes a token of {name}"] = length
+    return found
 
 
 def check_same_data(runs: Sequence[TrainedRun]) -> None:

@@ -298,6 +298,11 @@ class RunSettings:
         """Whole optimizer steps in the token budget."""
         return self.max_tokens // self.batch_tokens
 
+    @property
+    def trained_tokens(self) -> int:
+        """Tokens of whole optimizer steps."""
+        return self.steps * self.batch_tokens
+
 
 MOST_TRAIN_LOOPS = 8
 """Most numbers of loops in a run: each is a graph to compile, as long as the whole

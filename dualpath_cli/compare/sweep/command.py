@@ -15,7 +15,11 @@ from dualpath_cli.base.folders import check_inside
 from dualpath_cli.base.locks import exclusive
 from dualpath_cli.base.output import amount
 from dualpath_cli.compare.configurations import FAMILIES, edge_of, siblings_of
-from dualpath_cli.compare.runs import TrainedRun, read_trained_run
+from dualpath_cli.compare.runs import (
+    TrainedRun,
+    decisive_values,
+    read_trained_run,
+)
 from dualpath_cli.compare.sweep.cells import SweepCell, solve_cells
 from dualpath_cli.compare.sweep.costs import (
     costs_of,
@@ -156,7 +160,8 @@ def check_different(firsts: Sequence[PlannedRun]) -> None:
     seen: dict[str, str] = {}
     for run in firsts:
         trainer = run.settings.trainer
-        numbers = json.dumps([run.decisive(), trainer.callbacks, trainer.plugins])
+        values = decisive_values(run.settings)
+        numbers = json.dumps([values, trainer.callbacks, trainer.plugins])
         other = seen.setdefault(numbers, run.configuration)
         if other != run.configuration:
             raise UserError(
