@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from itertools import combinations
 
 from dualpath_cli.base.errors import UserError, did_you_mean
 from dualpath_cli.compare.configurations import (
@@ -103,10 +104,9 @@ def _words_of_values(
     """The values of each configuration in which some of them differ, and which matter
     to its model."""
     firsts = {c: c.all_runs[0] for c in configurations}
-    reference = firsts[configurations[0]]
     keys: set[str] = set()
-    for run in firsts.values():
-        keys |= different_keys(reference, run)
+    for one, other in combinations(firsts.values(), 2):
+        keys |= different_keys(one, other)
 
     words = {}
     for c, run in firsts.items():

@@ -24,7 +24,7 @@ from dualpath_cli.base.ranges import format_size
 from dualpath_cli.compare.rates import lowest, neighbours
 from dualpath_cli.compare.runs import AGGREGATE, TrainedRun
 from dualpath_cli.flops import count
-from dualpath_cli.recipe.keys import SCALED_RATES
+from dualpath_cli.recipe.keys import SCALED_RATES, has_effect
 from dualpath_cli.recipe.schedule import loop_counts
 from dualpath_cli.recipe.settings import Settings
 from dualpath_cli.report.bootstrap import Floats
@@ -208,7 +208,8 @@ def _check_seeds_differ(alike: Sequence[TrainedRun]) -> None:
         if other is not run:
             raise UserError(
                 f"{other.folder} and {run.folder} are the same configuration with seed "
-                f"{run.seed}; leave one of them out"
+                f"{run.seed}; leave one of them out (a folder in a sweep's runs/ is a "
+                "RUN, too)"
             )
 
 
@@ -468,8 +469,15 @@ def _names(runs: Sequence[TrainedRun]) -> list[str]:
 
 
 def different_keys(one: TrainedRun, other: TrainedRun) -> set[str]:
+    """The keys in which two runs differ, of those that have an effect on both."""
+    models = (one.settings.model, other.settings.model)
     keys = one.key_values.keys() | other.key_values.keys()
-    return {key for key in keys if one.key_values.get(key) != other.key_values.get(key)}
+    return {
+        key
+        for key in keys
+        if one.key_values.get(key) != other.key_values.get(key)
+        and all(has_effect(key, model) for model in models)
+    }
 
 
 def word_of(run: TrainedRun, key: str) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.files import near_sibling, read_text
 from dualpath_cli.flops import count
+from dualpath_cli.recipe.keys import has_effect
 from dualpath_cli.recipe.schedule import loop_counts, step_loops
 from dualpath_cli.recipe.settings import Settings, settings_from
 from dualpath_cli.run.run_folder import (
@@ -238,7 +239,7 @@ def decisive_values(
     """The values that decide a run's numbers, but for the seed, by dotted key.
 
     Two runs with equal values belong to one configuration. The sources of custom
-    `classes` are among the values.
+    `classes` are among the values; keys without effect on the model's blocks are not.
     """
     recipe = settings.as_recipe()
     recipe["run"]["max_tokens"] = settings.run.trained_tokens
@@ -248,7 +249,14 @@ def decisive_values(
         part["model"]["classes"] = dict(classes)
 
     names = ("seed_everything", "run.recipe")
-    return {key: value for key, value in _flat(part).items() if key not in names}
+    return {
+        key: value
+        for key, value in _flat(part).items()
+        if key not in names
+        and has_effect(key, settings.model)
+        # An empty mapping is as good as one whose entries have no effect.
+        and value != {}
+    }
 
 
 def _flat(recipe: Mapping[str, Any], before: str = "") -> dict[str, Any]:

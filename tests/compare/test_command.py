@@ -217,6 +217,21 @@ def test_baselines_are_given_by_commas_or_by_repetition_and_means_tested_alone(
     assert [row["measure"] for row in tests_of("--aggregate-only")] == ["aggregate"] * 3
 
 
+def test_a_configuration_of_two_sweeps_is_refused_and_the_way_out_leads_on(
+    tmp_path, capsys, undrawn
+):
+    one = write_sweep(tmp_path / "one", ["wide", "a50_k2"])
+    other = write_sweep(tmp_path / "other", ["wide", "loop_k2"])
+    words = ["compare", str(one), "--out", str(tmp_path / "out")]
+    assert main([*words, str(other)]) == 2
+    assert (
+        f"{one}/runs/wide/seed_0 and {other}/runs/wide/seed_0 are the same "
+        "configuration with seed 0; leave one of them out (a folder in a sweep's runs/ "
+        "is a RUN, too)"
+    ) in capsys.readouterr().err
+    assert main([*words, str(other / "runs/loop_k2")]) == 0
+
+
 def test_pairs_over_several_sweeps_of_rates_are_tested_in_their_order(
     tmp_path, capsys, undrawn
 ):

@@ -14,7 +14,11 @@ import pytest
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.compare import runs
 from dualpath_cli.compare.baselines import groups_of
-from dualpath_cli.compare.configurations import Configuration, Group
+from dualpath_cli.compare.configurations import (
+    Configuration,
+    Group,
+    different_keys,
+)
 from dualpath_cli.compare.runs import (
     AGGREGATE,
     TrainedRun,
@@ -155,6 +159,32 @@ def test_names_places_and_ways_of_running_make_no_other_configuration(tmp_path):
     own_class = read_trained_run(tmp_path / "b")
     assert isinstance(own_class, TrainedRun)
     assert own_class.key_values != one.key_values
+
+
+def test_runs_that_differ_only_in_keys_without_effect_are_one_configuration(tmp_path):
+    """PureWide has no gate, and no learning rate of one."""
+    gates = {"optim": {"lr_scale": {"gate": 2.0}}}
+    write_run(tmp_path / "a", WIDE, SCORES, seed=0)
+    write_run(tmp_path / "b", WIDE | {"gate": "convex"}, SCORES, seed=1, **gates)
+    (group,) = groups_of(all_of(tmp_path))
+    (wide,) = group.configurations
+    assert (wide.name, wide.seeds) == ("wide", (0, 1))
+
+    dual = model_of("dual", 2)
+    write_run(tmp_path / "c", dual, SCORES, cell="c")
+    write_run(tmp_path / "d", dual | {"gate": "convex"}, SCORES, cell="d")
+    (group,) = groups_of(all_of(tmp_path))
+    assert list(by_name(group)) == ["wide", "c", "d"]
+
+
+def test_two_models_differ_only_in_keys_that_have_an_effect_on_both(tmp_path):
+    wide = written(tmp_path / "wide")
+    gated = model_of("dual", 2) | {"gate": "convex"}
+    dual = read_trained_run(write_run(tmp_path / "dual", gated, SCORES))
+    assert isinstance(dual, TrainedRun)
+    different = different_keys(wide, dual)
+    assert "model.block" in different
+    assert "model.gate" not in different
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,6 @@ from dualpath_cli.compare.configurations import (
 from dualpath_cli.compare.fits.law import NAMES, Cells, Mask
 from dualpath_cli.compare.runs import AGGREGATE
 from dualpath_cli.flops import count
-from dualpath_cli.recipe.keys import has_effect
 from dualpath_cli.report.bootstrap import Floats
 from dualpath_cli.spec.config import ModelConfig
 
@@ -119,17 +118,12 @@ def _family_key(c: Configuration) -> tuple[Any, ...]:
 
 
 def _own_keys(c: Configuration) -> dict[str, Any]:
-    """The values that members of a family share, of those that matter to its model."""
+    """The values that members of a family share."""
     run = c.all_runs[0]
-    model = run.settings.model
     joined = set(JOINED)
-    if isinstance(model.block, str):
+    if isinstance(run.settings.model.block, str):
         joined.add("model.block")  # the family says which
-    return {
-        key: value
-        for key, value in run.key_values.items()
-        if key not in joined and has_effect(key, model)
-    }
+    return {key: value for key, value in run.key_values.items() if key not in joined}
 
 
 def _is_looped(c: Configuration) -> bool:
