@@ -35,6 +35,9 @@ from dualpath_cli.run.tables import (
 AGGREGATE = "aggregate"  # the mean of a run's validation sets
 MOST_POINTS = 200  # points of a curve; of more rows each point is a mean
 
+SPELLINGS: Mapping[Any, str] = {32: "32-true", 64: "64-true", "bf16": "bf16-mixed"}
+"""Lightning's full names of precisions, by their short ones."""
+
 CurvePoint = tuple[float, float, float]  # tokens, loss in nats per token, hours
 
 
@@ -244,7 +247,8 @@ def decisive_values(
     recipe = settings.as_recipe()
     recipe["run"]["max_tokens"] = settings.run.trained_tokens
     part = decisive_part(recipe)
-    part["trainer"] = {"precision": recipe["trainer"]["precision"]}
+    precision = recipe["trainer"]["precision"]
+    part["trainer"] = {"precision": SPELLINGS.get(precision, precision)}
     if classes:
         part["model"]["classes"] = dict(classes)
 

@@ -177,6 +177,17 @@ def test_runs_that_differ_only_in_keys_without_effect_are_one_configuration(tmp_
     assert list(by_name(group)) == ["wide", "c", "d"]
 
 
+@pytest.mark.parametrize(
+    ("short", "name"), [(32, "32-true"), (64, "64-true"), ("bf16", "bf16-mixed")]
+)
+def test_two_spellings_of_a_precision_are_one_configuration(short, name, tmp_path):
+    one, other = (
+        written(tmp_path / str(spelling), trainer={"precision": spelling})
+        for spelling in (short, name)
+    )
+    assert one.key_values == other.key_values
+
+
 def test_two_models_differ_only_in_keys_that_have_an_effect_on_both(tmp_path):
     wide = written(tmp_path / "wide")
     gated = model_of("dual", 2) | {"gate": "convex"}

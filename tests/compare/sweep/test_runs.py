@@ -228,7 +228,12 @@ def test_values_that_would_have_one_name_are_refused(tmp_path):
 
 def test_spellings_of_one_value_are_refused(tmp_path):
     as_many_steps = "run.max_tokens=640,650"
-    settings = ("run.max_tokens=640,0.64K", as_many_steps, "optim.weight_decay=1,1.0")
+    settings = (
+        "run.max_tokens=640,0.64K",
+        as_many_steps,
+        "optim.weight_decay=1,1.0",
+        "trainer.precision=bf16,bf16-mixed",
+    )
     same = ["--alphas", "50.01,50.02"]  # of equal widths
     for words in (*(["--set", varied] for varied in settings), same):
         words = [*words, "--controls", "none"]
