@@ -4,7 +4,7 @@ data."""
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, harmonic_mean, median
 from typing import Any
@@ -22,6 +22,7 @@ from dualpath_cli.run.run_folder import (
     facts_now,
     mapping_of,
     read_recipe,
+    settings_of_parts,
 )
 from dualpath_cli.run.tables import (
     METRICS,
@@ -159,9 +160,12 @@ def read_trained_run(folder: Path) -> TrainedRun | str:
 
 
 def _settings_of(folder: Path) -> Settings:
-    """The settings of a run with validation sets that can be compared."""
+    """The settings of a run with validation sets that can be compared: of its first
+    part, and of its newest one the section data, by which the last step was scored."""
     try:
-        settings = settings_from(read_recipe(folder))
+        first = settings_from(read_recipe(folder))
+        *_, newest = settings_of_parts(folder, first).values()
+        settings = replace(first, data=newest.data)
     except UserError as error:
         raise UserError(f"{folder}: {error}") from None
 
@@ -286,6 +290,7 @@ def _data(
         "data.val_tokens": str(settings.data.val_tokens),
         "data.val_seed": str(settings.data.val_seed),
         "training data": str(facts.get("data_fingerprint", "not known"))[:12],
+        "first step on these data": str(facts.get("data_since", 0)),
     }
 
     # Only data folders have fingerprints.

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.compare import runs
@@ -222,6 +223,34 @@ def test_runs_that_read_other_data_are_refused_and_both_named(tmp_path, changes,
         check_same_data([one, same, other])
     assert str(tmp_path / "one") in str(refusal.value)
     assert str(tmp_path / "other") in str(refusal.value)
+
+
+def test_a_run_that_went_on_with_other_data_is_not_compared_with_one_that_began_on_them(
+    tmp_path,
+):
+    one = written(tmp_path / "one")
+    folder = write_run(tmp_path / "other", WIDE, SCORES, fingerprint="beef")
+    facts = {"data_fingerprint": "f00d", "data_since": 20}
+    (folder / "versions-00000020.json").write_text(json.dumps(facts))
+    other = read_trained_run(folder)
+    assert isinstance(other, TrainedRun)
+    with pytest.raises(UserError, match="first step on these data 0 there, 20 here"):
+        check_same_data([one, other])
+
+
+def test_a_continued_run_is_scored_on_the_sets_of_its_newest_part(tmp_path):
+    folder = write_run(tmp_path / "run", WIDE, SCORES)
+    recipe = yaml.safe_load((folder / "recipe.yaml").read_text())
+    recipe["data"] |= {"val": {"peps": "texts/peps.jsonl"}, "val_tokens": 500}
+    recipe["run"]["log_every"] = 5  # of its rows from step 30 on
+    (folder / "recipe-00000030.yaml").write_text(yaml.safe_dump(recipe))
+    run = read_trained_run(folder)
+    assert isinstance(run, TrainedRun)
+    assert run.scores == {AGGREGATE: 2.5, "peps": 2.5}
+    assert run.data["validation sets"] == "peps=peps.jsonl"
+    assert run.data["data.val_tokens"] == "500"
+    assert run.settings.run.log_every == 10
+    assert run.lost == (f"{folder / 'metrics.csv'} lacks rows of step 35",)
 
 
 @pytest.mark.parametrize(("longer", "refused"), [(3e-4, True), (3e-5, False)])
