@@ -12,6 +12,7 @@ Shapes: R resamples, K rates.
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from dualpath_cli.report.blocks import Spread
 from dualpath_cli.report.bootstrap import Floats
@@ -27,11 +28,9 @@ def lowest(logs_K: Floats, means_RK: Floats) -> tuple[Floats, Floats, Floats]:
     Never beyond the three rates. Where the lowest mean is that of an edge, the lowest
     point may lie between that and its neighbour.
     """
-    lowest_rate = means_RK.argmin(-1)
-    middle = lowest_rate.clip(1, len(logs_K) - 2)
-    near = middle[..., None] + np.arange(-1, 2)
-    x0, x1, x2 = np.moveaxis(logs_K[near], -1, 0)
-    y0, y1, y2 = np.moveaxis(np.take_along_axis(means_RK, near, -1), -1, 0)
+    near_R3 = neighbours(means_RK)
+    x0, x1, x2 = np.moveaxis(logs_K[near_R3], -1, 0)
+    y0, y1, y2 = np.moveaxis(np.take_along_axis(means_RK, near_R3, -1), -1, 0)
 
     # Newton's form: y0 + left_slope (x - x0) + curvature (x - x0) (x - x1)
     left_slope = (y1 - y0) / (x1 - x0)
@@ -41,17 +40,19 @@ def lowest(logs_K: Floats, means_RK: Floats) -> tuple[Floats, Floats, Floats]:
     # Without a bend upwards there is no lowest point but the lowest mean.
     convex = curvature > 0
     vertex = (x0 + x1) / 2 - left_slope / np.where(convex, 2 * curvature, 1)
-    place = np.where(convex, vertex, logs_K[lowest_rate]).clip(x0, x2)
+    place = np.where(convex, vertex, logs_K[means_RK.argmin(-1)]).clip(x0, x2)
 
     value = y0 + (place - x0) * (left_slope + curvature * (place - x1))
     bend = curvature * ((x2 - x0) / 2) ** 2
     return place, value, bend
 
 
-def neighbours(means_K: Floats) -> slice:
-    """The places of the lowest mean and of the rates beside it: three neighbours."""
-    middle = min(max(int(means_K.argmin()), 1), len(means_K) - 2)
-    return slice(middle - 1, middle + 2)
+def neighbours(means_RK: Floats) -> npt.NDArray[np.intp]:
+    """The places (R, 3) of the lowest mean and of the rates beside it; of an edge those
+    of the three outermost rates."""
+    middle_R = means_RK.argmin(-1).clip(1, means_RK.shape[-1] - 2)
+    places: npt.NDArray[np.intp] = middle_R[..., None] + np.arange(-1, 2)
+    return places
 
 
 def resampled(

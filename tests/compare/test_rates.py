@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dualpath_cli.compare.rates import lowest, resampled
+from dualpath_cli.compare.rates import lowest, neighbours, resampled
 from tests.compare.run_folders import difference
 
 LOGS = np.log([1e-3, 2e-3, 4e-3, 8e-3])
@@ -22,6 +22,13 @@ def test_a_parabola_over_log_rate_is_found_exactly_and_no_rate_beyond_the_tried(
     assert rise == pytest.approx(bend * np.log(2) ** 2)  # over one step of rates
     for edge, falling in ((0, LOGS), (-1, -LOGS)):
         assert lowest(LOGS, falling)[:2] == (LOGS[edge], falling[edge])
+
+
+def test_neighbours_are_the_lowest_mean_and_those_beside_it_or_the_three_at_an_edge():
+    means = np.array([[0, 1, 2, 3.0], [3, 0, 1, 2], [3, 1, 0, 2], [3, 2, 1, 0]])
+    expected = [[0, 1, 2], [0, 1, 2], [1, 2, 3], [1, 2, 3]]
+    assert neighbours(means).tolist() == expected
+    assert [neighbours(row).tolist() for row in means] == expected
 
 
 def test_a_detectable_difference_is_found_four_times_in_five_and_90_in_100_include_it():
