@@ -4,38 +4,36 @@ are a group.
 All of this is read from the runs' recipes, so runs of a sweep and of `fit` are treated
 alike. With `best`, runs that differ in their learning rate are one configuration, too,
 whose scores are those at its best rate.
-
-Shapes: K rates, S seeds.
 """
 
 import hashlib
 import json
 import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import log
 from statistics import fmean, median, stdev
 from typing import Literal, TypeVar
 
-import numpy as np
-
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.ranges import format_size
-from dualpath_cli.compare.rates import lowest, neighbours
 from dualpath_cli.compare.runs import AGGREGATE, TrainedRun
+from dualpath_cli.compare.tried_rates import (
+    edge_of,
+    rates_of,
+    scores_at_best_rate,
+    without_rate,
+)
 from dualpath_cli.flops import count
-from dualpath_cli.recipe.keys import SCALED_RATES, has_effect
+from dualpath_cli.recipe.keys import has_effect
 from dualpath_cli.recipe.schedule import loop_counts
 from dualpath_cli.recipe.settings import Settings
-from dualpath_cli.report.bootstrap import Floats
 from dualpath_cli.spec.config import ModelConfig
 
 Family = Literal["wide", "expanded", "core", "loop", "dual"]
 FAMILIES: tuple[Family, ...] = ("wide", "expanded", "core", "loop", "dual")
 """In the order of tables. An expanded model is wide, with more layers than others of
 its budget; one of family core is wide, with a stretch of layers that is repeated."""
-
-RATE_IN_NAME = re.compile(r"-lr_[\d.]+(e-?\d+)?")  # as a sweep names its recipes
 
 MOST_CHARACTERS = 32  # of a value in a name; a hash stands for longer ones
 
@@ -172,7 +170,7 @@ def siblings_of(
     Raises UserError for two runs of a configuration with one seed.
     """
     if best:
-        runs = [_without_rate(run) for run in runs]
+        runs = [without_rate(run) for run in runs]
 
     def key_of(run: TrainedRun) -> tuple[int, int, str]:
         tokens = 0 if any_length else run.tokens
@@ -211,22 +209,6 @@ def _check_seeds_differ(alike: Sequence[TrainedRun]) -> None:
                 f"{run.seed}; leave one of them out (a folder in a sweep's runs/ is a "
                 "RUN, too)"
             )
-
-
-def _without_rate(run: TrainedRun) -> TrainedRun:
-    """The run with its learning rate only in `rate`."""
-    recipe = RATE_IN_NAME.sub("", run.settings.run.recipe)
-    run_settings = replace(run.settings.run, recipe=recipe)
-    return replace(
-        run,
-        rate=run.settings.optim.lr,
-        settings=replace(run.settings, run=run_settings),
-        key_values={
-            key: value
-            for key, value in run.key_values.items()
-            if key not in SCALED_RATES
-        },
-    )
 
 
 def _group(budget: int, tokens: int, members: Sequence[Siblings]) -> Group:
@@ -287,7 +269,7 @@ def _configuration(
     best_rate: float | None = None
     edge = ""
     if runs[0].rate:
-        best_rate, scores = _scores_at_best_rate(name, runs)
+        best_rate, scores = scores_at_best_rate(name, runs)
         edge = edge_of(runs)
     else:
         scores = {
@@ -372,80 +354,6 @@ def _trained_flops(settings: Settings) -> float:
 
     steps = loop_counts(run)
     return count.over_loops(as_forward, settings.model, steps)
-
-
-def _scores_at_best_rate(
-    name: str, runs: Sequence[TrainedRun]
-) -> tuple[float, dict[str, dict[int, float]]]:
-    """The best learning rate, the lowest point of a parabola over its log, and the
-    scores there, by set and seed.
-
-    Raises UserError unless three rates have a seed in common.
-    """
-    seeds = _seeds_at_all_rates(runs)
-    rates = rates_of(runs)
-    if len(rates) < 3 or not seeds:
-        way_out = "train it at others"
-        if len(rates) >= 3:
-            way_out = "train the seeds that these lack"
-        raise UserError(
-            f"--best lr needs three learning rates of a seed in common; '{name}' has "
-            f"{', '.join(f'{rate:g}' for rate in rates)}; {way_out}, or leave it out"
-        )
-
-    logs = np.log(rates)
-    means = scores_by_rate(runs, AGGREGATE, seeds).mean(1)
-    place = float(lowest(logs, means)[0])
-
-    # Each seed and set has its own parabola, through the same three rates.
-    near = neighbours(means)
-    scores = {}
-    for measure in runs[0].scores:
-        scores_KS = scores_by_rate(runs, measure, seeds)
-        at_place = np.polyval(np.polyfit(logs[near], scores_KS[near], 2), place)
-        scores[measure] = dict(zip(seeds, at_place.tolist(), strict=True))
-    return float(np.exp(place)), scores
-
-
-def rates_of(runs: Iterable[TrainedRun]) -> list[float]:
-    return sorted({run.rate for run in runs})
-
-
-def _seeds_at_all_rates(runs: Sequence[TrainedRun]) -> list[int]:
-    by_rate = partition(runs, lambda run: run.rate).values()
-    seeds_by_rate = ({run.seed for run in alike} for alike in by_rate)
-    return sorted(set.intersection(*seeds_by_rate))
-
-
-def scores_by_rate(
-    runs: Sequence[TrainedRun], measure: str, seeds: Sequence[int]
-) -> Floats:
-    """Bits per byte (K, S) of each rate, from the lowest, and these seeds, which all
-    rates have."""
-    scores = {(run.rate, run.seed): run.scores[measure] for run in runs}
-    rates = rates_of(runs)
-    return np.array([[scores[rate, seed] for seed in seeds] for rate in rates])
-
-
-def edge_of(runs: Sequence[TrainedRun], seeds: Sequence[int] | None = None) -> str:
-    """Says that the rate with the lowest mean is the lowest or highest one; else
-    empty. The means are those of some `seeds` that all rates have, by default of all.
-    """
-    if seeds is None:
-        seeds = _seeds_at_all_rates(runs)
-    rates = rates_of(runs)
-    if len(rates) < 2 or not seeds:
-        return ""
-
-    scores_KS = scores_by_rate(runs, AGGREGATE, seeds).tolist()
-    means = [fmean(scores) for scores in scores_KS]
-    best = rates[means.index(min(means))]
-
-    if best == rates[0]:
-        return f"best at {best:g}, its lowest learning rate; train it at a lower one"
-    if best == rates[-1]:
-        return f"best at {best:g}, its highest learning rate; train it at a higher one"
-    return ""
 
 
 def _names(runs: Sequence[TrainedRun]) -> list[str]:

@@ -7,16 +7,10 @@ from statistics import fmean
 
 import numpy as np
 
-from dualpath_cli.compare.configurations import (
-    Configuration,
-    Group,
-    edge_of,
-    partition,
-    rates_of,
-    scores_by_rate,
-)
+from dualpath_cli.compare.configurations import Configuration, Group, partition
 from dualpath_cli.compare.rates import resampled
 from dualpath_cli.compare.runs import AGGREGATE
+from dualpath_cli.compare.tried_rates import edge_of, rates_of, scores_by_rate
 from dualpath_cli.report.blocks import (
     LEVEL,
     SeedBlocks,

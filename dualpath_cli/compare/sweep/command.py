@@ -14,7 +14,7 @@ from dualpath_cli.base.files import write_text
 from dualpath_cli.base.folders import check_inside
 from dualpath_cli.base.locks import exclusive
 from dualpath_cli.base.output import amount
-from dualpath_cli.compare.configurations import FAMILIES, edge_of, siblings_of
+from dualpath_cli.compare.configurations import FAMILIES, siblings_of
 from dualpath_cli.compare.runs import (
     TrainedRun,
     decisive_values,
@@ -43,6 +43,7 @@ from dualpath_cli.compare.sweep.runner import (
     write_array,
 )
 from dualpath_cli.compare.sweep.runs import PlannedRun, write_recipes
+from dualpath_cli.compare.tried_rates import edge_of
 from dualpath_cli.flops.widths import TOLERANCE
 from dualpath_cli.recipe.keys import SCALED_RATES
 from dualpath_cli.recipe.recipes import Recipe, dump, merge
