@@ -16,6 +16,7 @@ from dualpath_cli.compare.configurations import Configuration
 from dualpath_cli.compare.differences import differences_of
 from dualpath_cli.compare.finished import read_finished_runs
 from dualpath_cli.compare.fits.report import ScalingLaws
+from dualpath_cli.compare.tried_rates import rates_text
 from dualpath_cli.run.run_folder import RECIPE
 from dualpath_cli.spec.own_checks import OwnClasses
 
@@ -117,8 +118,14 @@ def compare(options: Compare) -> str:
 
 
 def _left_out_of(c: Configuration) -> list[str]:
-    """Lines on the seeds and tests that a configuration goes without."""
+    """Lines on the learning rates, seeds and tests that a configuration goes
+    without."""
     lines = []
+    if c.diverged:
+        lines.append(
+            f"'{c.name}' goes without learning rates at which runs went wrong: "
+            f"{rates_text(c.diverged)}"
+        )
     without = sorted({run.seed for run in c.all_runs} - set(c.seeds))
     if without:
         seeds = ", ".join(map(str, without))

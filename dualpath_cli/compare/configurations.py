@@ -22,6 +22,7 @@ from dualpath_cli.compare.tried_rates import (
     edge_of,
     rates_of,
     scores_at_best_rate,
+    without_diverged_rates,
     without_rate,
 )
 from dualpath_cli.flops import count
@@ -68,6 +69,8 @@ class Configuration:
     best_rate: float | None = None  # with --best lr
     # with --best lr, why the best rate may lie outside of the tried ones
     edge: str = ""
+    # with --best lr, rates that are left out, as runs went wrong there
+    diverged: tuple[float, ...] = ()
     # layers that are repeated, and how repetitions are joined: 4-11 linear
     core: str | None = None
     core_loops: int | None = None  # R; None without a core
@@ -268,8 +271,11 @@ def _configuration(
     # Runs have a rate of their own only with --best lr.
     best_rate: float | None = None
     edge = ""
+    diverged: tuple[float, ...] = ()
     if runs[0].rate:
-        best_rate, scores = scores_at_best_rate(name, runs)
+        diverged = runs[0].diverged
+        runs = without_diverged_rates(runs)
+        best_rate, scores = scores_at_best_rate(name, runs, diverged)
         edge = edge_of(runs)
     else:
         scores = {
@@ -298,6 +304,7 @@ def _configuration(
         all_runs=runs,
         best_rate=best_rate,
         edge=edge,
+        diverged=diverged,
     )
 
 

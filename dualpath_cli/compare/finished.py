@@ -14,6 +14,7 @@ from dualpath_cli.compare.runs import (
 )
 from dualpath_cli.compare.sweep.runner import last_words
 from dualpath_cli.compare.sweep.runs import PlannedFiles, planned_in
+from dualpath_cli.compare.tried_rates import with_diverged_rates
 from dualpath_cli.run.run_folder import RECIPE, WENT_WRONG
 from dualpath_cli.spec.own_checks import import_classes
 
@@ -32,6 +33,7 @@ def read_finished_runs(
     log_of = {files.folder.resolve(): files.log for files in planned}
 
     runs: list[TrainedRun] = []
+    unfinished: list[Path] = []
     left_out: list[str] = []
     for folder in find_folders(paths):
         run = read_trained_run(folder)
@@ -39,6 +41,7 @@ def read_finished_runs(
             runs.append(run)
             left_out += run.lost
         else:
+            unfinished.append(folder)
             how = _how_ended(folder, log_of.get(folder.resolve()))
             left_out.append(f"{folder}: left out, unfinished at {run}{how}")
     left_out += _not_begun(planned)
@@ -50,7 +53,7 @@ def read_finished_runs(
     read = [*map(Path, paths), *(run.folder for run in runs)]
     for run in runs:
         import_classes(run.settings.model, allowed=own_classes, read=read)
-    return runs, left_out
+    return with_diverged_rates(runs, unfinished), left_out
 
 
 def _planned(path: Path) -> list[PlannedFiles]:

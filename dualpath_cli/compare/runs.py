@@ -85,6 +85,8 @@ class TrainedRun(SeededRun):
     """The data that the run read, by name; comparable runs have the same."""
     lost: tuple[str, ...] = ()  # lines on rows that its tables lack
     rate: float = 0  # the learning rate, where the best one is chosen
+    diverged: tuple[float, ...] = ()
+    """Learning rates at which runs went wrong that differ only in rate and seed."""
 
 
 def find_folders(paths: Sequence[str]) -> list[Path]:
@@ -122,7 +124,7 @@ def read_trained_run(folder: Path) -> TrainedRun | str:
 
     Raises UserError for a damaged file.
     """
-    settings = _settings_of(folder)
+    settings = settings_of(folder)
     sets = settings.data.val
 
     # The run may be training meanwhile: a last step that is validated has its rows in
@@ -159,7 +161,7 @@ def read_trained_run(folder: Path) -> TrainedRun | str:
     )
 
 
-def _settings_of(folder: Path) -> Settings:
+def settings_of(folder: Path) -> Settings:
     """The settings of a run with validation sets that can be compared: of its first
     part, and of its newest one the section data, by which the last step was scored."""
     try:

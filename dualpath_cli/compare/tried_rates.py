@@ -1,21 +1,33 @@
 """The runs of one configuration at several learning rates: their scores, the best rate,
 and whether that lies at an edge of the tried ones.
 
+A rate at which any run went wrong counts as worse than all others: it is left out with
+all of its seeds, as those that came to an end would be the luckier ones.
+
 Shapes: K rates, S seeds.
 """
 
+import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import numpy as np
 
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.compare.rates import lowest, neighbours
-from dualpath_cli.compare.runs import AGGREGATE, TrainedRun
+from dualpath_cli.compare.runs import (
+    AGGREGATE,
+    TrainedRun,
+    decisive_values,
+    settings_of,
+)
 from dualpath_cli.recipe.keys import SCALED_RATES
 from dualpath_cli.report.bootstrap import Floats
+from dualpath_cli.run.run_folder import WENT_WRONG, facts_now, mapping_of
 
 RATE_IN_NAME = re.compile(r"-lr_[\d.]+(e-?\d+)?")  # as a sweep names its recipes
 
@@ -28,31 +40,63 @@ def without_rate(run: TrainedRun) -> TrainedRun:
         run,
         rate=run.settings.optim.lr,
         settings=replace(run.settings, run=run_settings),
-        key_values={
-            key: value
-            for key, value in run.key_values.items()
-            if key not in SCALED_RATES
-        },
+        key_values=_without_rates(run.key_values),
     )
 
 
+def _without_rates(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if key not in SCALED_RATES}
+
+
+def with_diverged_rates(
+    runs: Iterable[TrainedRun], unfinished: Iterable[Path]
+) -> list[TrainedRun]:
+    """The runs, each with the rates of those `unfinished` run folders whose numbers
+    went wrong and that differ from it only in rate and seed."""
+
+    def key_of(values: Mapping[str, Any]) -> str:
+        return json.dumps(_without_rates(values))
+
+    diverged: dict[str, set[float]] = {}
+    for folder in unfinished:
+        if (folder / WENT_WRONG).is_file():
+            settings = settings_of(folder)
+            classes = mapping_of(folder, facts_now(folder), "classes")
+            key = key_of(decisive_values(settings, classes))
+            diverged.setdefault(key, set()).add(settings.optim.lr)
+
+    return [
+        replace(run, diverged=tuple(sorted(diverged.get(key_of(run.key_values), ()))))
+        for run in runs
+    ]
+
+
+def without_diverged_rates(runs: Iterable[TrainedRun]) -> tuple[TrainedRun, ...]:
+    """The runs at rates at which no run of their configuration went wrong."""
+    return tuple(run for run in runs if run.rate not in run.diverged)
+
+
 def scores_at_best_rate(
-    name: str, runs: Sequence[TrainedRun]
+    name: str, runs: Sequence[TrainedRun], diverged: Sequence[float]
 ) -> tuple[float, dict[str, dict[int, float]]]:
     """The best learning rate, the lowest point of a parabola over its log, and the
     scores there, by set and seed.
 
-    Raises UserError unless three rates have a seed in common.
+    Raises UserError unless three rates have a seed in common, beside those that
+    `diverged`.
     """
     seeds = _seeds_at_all_rates(runs)
     rates = rates_of(runs)
     if len(rates) < 3 or not seeds:
+        tried = rates_text(rates) or "none"
+        if diverged:
+            tried += f" (runs at {rates_text(diverged)} went wrong)"
         way_out = "train it at others"
         if len(rates) >= 3:
             way_out = "train the seeds that these lack"
         raise UserError(
-            f"--best lr needs three learning rates of a seed in common; '{name}' has "
-            f"{', '.join(f'{rate:g}' for rate in rates)}; {way_out}, or leave it out"
+            "--best lr needs three learning rates of a seed in common; "
+            f"'{name}' has {tried}; {way_out}, or leave it out"
         )
 
     logs = np.log(rates)
@@ -73,11 +117,15 @@ def rates_of(runs: Iterable[TrainedRun]) -> list[float]:
     return sorted({run.rate for run in runs})
 
 
+def rates_text(rates: Iterable[float]) -> str:
+    return ", ".join(f"{rate:g}" for rate in rates)
+
+
 def _seeds_at_all_rates(runs: Sequence[TrainedRun]) -> list[int]:
     seeds: dict[float, set[int]] = {}
     for run in runs:
         seeds.setdefault(run.rate, set()).add(run.seed)
-    return sorted(set.intersection(*seeds.values()))
+    return sorted(set.intersection(*seeds.values())) if seeds else []
 
 
 def scores_by_rate(
@@ -91,8 +139,11 @@ def scores_by_rate(
 
 
 def edge_of(runs: Sequence[TrainedRun], seeds: Sequence[int] | None = None) -> str:
-    """Says that the rate with the lowest mean is the lowest or highest one; else
-    empty. The means are those of some `seeds` that all rates have, by default of all.
+    """Says that the rate with the lowest mean is the lowest or highest one, and which
+    rate to try next; else empty.
+
+    The means are those of some `seeds` that all rates have, by default of all. None of
+    the runs is at a rate that diverged.
     """
     if seeds is None:
         seeds = _seeds_at_all_rates(runs)
@@ -104,8 +155,20 @@ def edge_of(runs: Sequence[TrainedRun], seeds: Sequence[int] | None = None) -> s
     means = [fmean(scores) for scores in scores_KS]
     best = rates[means.index(min(means))]
 
+    diverged = runs[0].diverged
     if best == rates[0]:
+        if lower := [rate for rate in diverged if rate < best]:
+            return _beside_diverged(best, max(lower))
         return f"best at {best:g}, its lowest learning rate; train it at a lower one"
     if best == rates[-1]:
+        if higher := [rate for rate in diverged if rate > best]:
+            return _beside_diverged(best, min(higher))
         return f"best at {best:g}, its highest learning rate; train it at a higher one"
     return ""
+
+
+def _beside_diverged(best: float, diverged: float) -> str:
+    return (
+        f"best at {best:g}; runs at {diverged:g} went wrong; train it at a rate "
+        "between them"
+    )

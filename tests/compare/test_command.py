@@ -170,6 +170,43 @@ def test_seeds_that_lack_a_learning_rate_are_named(tmp_path, capsys, undrawn):
     assert "'wide' goes without seeds that lack a rate: 2, 3\n" in said
 
 
+def write_rates_that_went_wrong(folder: Path, rates: tuple[float, ...]) -> None:
+    """Two seeds of PureWide at each rate, whose numbers went wrong at the last one."""
+    for n, lr in enumerate(rates):
+        goes_wrong = lr == rates[-1]
+        for seed in range(2):
+            run = write_run(
+                folder / f"wide-lr_{lr:g}/{seed}",
+                model_of("wide"),
+                {"novels": 2 + 0.1 * (n - 1) ** 2},
+                cell=f"wide-lr_{lr:g}",
+                seed=seed,
+                steps=10 if goes_wrong else STEPS,
+                optim={"lr": lr},
+            )
+            if goes_wrong:
+                (run / "went_wrong.txt").write_text("steps 11 to 20 were skipped\n")
+
+
+def test_learning_rates_at_which_runs_went_wrong_are_named_once(
+    tmp_path, capsys, undrawn
+):
+    write_rates_that_went_wrong(tmp_path, (1e-3, 2e-3, 4e-3, 8e-3))
+    out = str(tmp_path / "out")
+    assert main(["compare", str(tmp_path), "--best", "lr", "--out", out]) == 0
+    line = "'wide' goes without learning rates at which runs went wrong: 0.008\n"
+    assert capsys.readouterr().out.count(line) == 1
+
+
+def test_too_few_learning_rates_are_named_with_those_that_went_wrong(tmp_path, capsys):
+    write_rates_that_went_wrong(tmp_path, (1e-3, 2e-3, 4e-3))
+    assert main(["compare", str(tmp_path), "--best", "lr"]) == 2
+    assert (
+        "needs three learning rates of a seed in common; 'wide' has 0.001, 0.002 (runs "
+        "at 0.004 went wrong); train it at others, or leave it out"
+    ) in capsys.readouterr().err
+
+
 def test_a_sweep_of_which_no_run_has_begun_says_how_to_begin(tmp_path, said):
     (tmp_path / "recipes").mkdir()
     (tmp_path / "recipes/wide-seed_0.yaml").touch()

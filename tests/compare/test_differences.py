@@ -18,9 +18,12 @@ from dualpath_cli.compare.differences import (
     Difference,
     differences_of,
 )
+from dualpath_cli.compare.finished import read_finished_runs
 from dualpath_cli.compare.rates import lowest
 from dualpath_cli.compare.runs import AGGREGATE, find_folders, read_trained_run
+from dualpath_cli.compare.tried_rates import rates_of
 from dualpath_cli.report.blocks import block_spread, holm
+from dualpath_cli.run.run_folder import WENT_WRONG
 from tests.compare.run_folders import (
     configuration,
     difference,
@@ -281,6 +284,36 @@ def test_arms_of_unlike_numbers_of_seeds_are_tested_on_those_that_all_have(tmp_p
     assert [(row.seeds, row.df) for row in rows] == [(4, 21), (3, 22)]
     assert {row.test for row in rows} == {BEST}
     assert [row.verdict for row in rows] == ["better", "no difference that matters"]
+
+
+@pytest.mark.parametrize("seeds_gone", [[1], [0, 1, 2]])
+@pytest.mark.parametrize(
+    ("best", "gone", "left"), [(6e-3, 8e-3, 4e-3), (1.3e-3, 1e-3, 2e-3)]
+)
+def test_a_rate_at_which_any_run_went_wrong_is_left_out_with_all_of_its_seeds(
+    best, gone, left, seeds_gone, tmp_path
+):
+    """And the best of those that are left, beside it, is at an edge."""
+    write_rates(tmp_path, {"wide": (3e-3, 2.0), "dual": (best, 1.9)})
+    for seed in seeds_gone:
+        run = tmp_path / f"dual-lr_{gone:g}/{seed}"
+        (run / "validation.csv").unlink()
+        (run / WENT_WRONG).write_text("steps 11 to 20 were skipped\n")
+
+    runs, _ = read_finished_runs([str(tmp_path)])
+    (group,) = groups_of(runs, best=True)
+    wide, dual = group.configurations
+    assert (wide.diverged, wide.edge) == ((), "")
+    assert rates_of(wide.all_runs) == list(RATES)
+    assert dual.diverged == (gone,)
+    assert rates_of(dual.all_runs) == [rate for rate in RATES if rate != gone]
+    assert dual.seeds == (0, 1, 2)
+    assert dual.edge == (
+        f"best at {left:g}; runs at {gone:g} went wrong; train it at a rate between "
+        "them"
+    )
+    (row,) = differences_of([group])
+    assert row.verdict == "best rate at the edge, no test"
 
 
 @pytest.mark.parametrize(("best", "other"), [(8e-3, "higher"), (1e-3, "lower")])

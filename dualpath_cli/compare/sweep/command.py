@@ -43,7 +43,11 @@ from dualpath_cli.compare.sweep.runner import (
     write_array,
 )
 from dualpath_cli.compare.sweep.runs import PlannedRun, write_recipes
-from dualpath_cli.compare.tried_rates import edge_of
+from dualpath_cli.compare.tried_rates import (
+    edge_of,
+    with_diverged_rates,
+    without_diverged_rates,
+)
 from dualpath_cli.flops.widths import TOLERANCE
 from dualpath_cli.recipe.keys import SCALED_RATES
 from dualpath_cli.recipe.recipes import Recipe, dump, merge
@@ -283,13 +287,17 @@ def _best_rates_at_edges(runs: Sequence[PlannedRun]) -> Iterator[str]:
         return
 
     trained = []
+    unfinished = []
     for run in runs:
         with suppress(UserError):  # of a folder that compare will refuse
             found = read_trained_run(run.folder)
             if isinstance(found, TrainedRun):
                 trained.append(found)
+            else:
+                unfinished.append(run.folder)
 
     with suppress(UserError):  # of runs that also differ in another rate
-        for siblings in siblings_of(trained, best=True):
-            if edge := edge_of(siblings.runs):
+        found_all = with_diverged_rates(trained, unfinished)
+        for siblings in siblings_of(found_all, best=True):
+            if edge := edge_of(without_diverged_rates(siblings.runs)):
                 yield f"{siblings.runs[0].settings.run.recipe} is {edge}"

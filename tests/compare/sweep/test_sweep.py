@@ -58,6 +58,21 @@ def test_rates_are_an_axis_and_a_run_whose_numbers_go_wrong_is_an_answer(
     assert capsys.readouterr().out.endswith(f"dualpath compare {tmp_path / 'sweep'}\n")
 
 
+def test_a_best_rate_beside_one_that_went_wrong_asks_for_a_rate_between(
+    words, monkeypatch, capsys
+):
+    monkeypatch.setenv("FAKE_DIVERGING", "wide-lr_0.002")
+    words = [*words, "--yes", "--seeds", "1", "--controls", "wide"]
+    assert main([*words, "--set", "optim.lr=4e-3,8e-3,2e-3"]) == 0
+    said = capsys.readouterr().out
+    # all score alike
+    assert (
+        "note: wide is best at 0.004; runs at 0.002 went wrong; train it at a rate "
+        "between them\n"
+    ) in said
+    assert "note: a50_k2 is best at 0.002, its lowest learning rate" in said
+
+
 def test_what_is_finished_is_left_alone_and_more_seeds_are_added(
     words, tmp_path, capsys
 ):
