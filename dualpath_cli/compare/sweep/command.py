@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 from rich.console import Console
 
@@ -42,7 +43,7 @@ from dualpath_cli.compare.sweep.runner import (
     run_all,
     write_array,
 )
-from dualpath_cli.compare.sweep.runs import PlannedRun, write_recipes
+from dualpath_cli.compare.sweep.runs import PlannedRun, planned_in, write_recipes
 from dualpath_cli.compare.tried_rates import (
     edge_of,
     with_diverged_rates,
@@ -114,7 +115,7 @@ def _plan_and_run(design: Design, console: Console) -> str:
         return f"{design.out} is planned; --yes starts it"
 
     run_all(runs, options.jobs, console)
-    for edge in _best_rates_at_edges(runs):
+    for edge in _best_rates_at_edges(runs, design.out):
         print_line(console, f"note: {edge}")
     return f"next: {comparison}"
 
@@ -280,21 +281,23 @@ def _write_slurm_array(
     return f"{unfinished}: {submission}; when they are finished, {comparison}"
 
 
-def _best_rates_at_edges(runs: Sequence[PlannedRun]) -> Iterator[str]:
-    """A line for each configuration whose best learning rate is the lowest or
-    highest."""
+def _best_rates_at_edges(runs: Sequence[PlannedRun], out: Path) -> Iterator[str]:
+    """A line for each configuration whose best learning rate is the lowest or highest,
+    over these runs and those of earlier commands in `out`."""
     if RATE not in runs[0].varied:
         return
 
     trained = []
     unfinished = []
-    for run in runs:
-        with suppress(UserError):  # of a folder that compare will refuse
-            found = read_trained_run(run.folder)
+    own = [run.folder for run in runs]
+    for folder in dict.fromkeys([*own, *(files.folder for files in planned_in(out))]):
+        # of a run that has not begun, or that compare will refuse
+        with suppress(UserError):
+            found = read_trained_run(folder)
             if isinstance(found, TrainedRun):
                 trained.append(found)
             else:
-                unfinished.append(run.folder)
+                unfinished.append(folder)
 
     with suppress(UserError):  # of runs that also differ in another rate
         found_all = with_diverged_rates(trained, unfinished)

@@ -73,6 +73,24 @@ def test_a_best_rate_beside_one_that_went_wrong_asks_for_a_rate_between(
     assert "note: a50_k2 is best at 0.002, its lowest learning rate" in said
 
 
+def test_a_best_rate_is_that_of_all_seeds_in_the_folder(words, tmp_path, capsys):
+    """Also of those that another command trained; one only planned is passed over."""
+    words = [*words, "--controls", "wide", "--set", "optim.lr=2e-3,4e-3,8e-3"]
+    assert main([*words, "--slurm", "--seeds", "2-2"]) == 0
+    assert main([*words, "--yes", "--seeds", "1"]) == 0
+    table = tmp_path / "sweep/runs/wide-lr_0.004/seed_0/validation.csv"
+    text = table.read_text()
+    assert text.endswith(",2.0,1.0\n")
+    table.write_text(text.removesuffix("1.0\n") + "0.5\n")
+
+    capsys.readouterr()
+    assert main([*words, "--yes", "--seeds", "1-1"]) == 0
+    said = capsys.readouterr().out
+    # seed 1 scores alike at all rates
+    assert "note: wide is best" not in said
+    assert "note: a50_k2 is best at 0.002, its lowest learning rate" in said
+
+
 def test_what_is_finished_is_left_alone_and_more_seeds_are_added(
     words, tmp_path, capsys
 ):
