@@ -36,6 +36,8 @@ FAMILIES: tuple[Family, ...] = ("wide", "expanded", "core", "loop", "dual")
 """In the order of tables. An expanded model is wide, with more layers than others of
 its budget; one of family core is wide, with a stretch of layers that is repeated."""
 
+SEED_NAME = re.compile(r"seed_\d+")  # as a sweep names its runs
+
 MOST_CHARACTERS = 32  # of a value in a name; a hash stands for longer ones
 
 T = TypeVar("T")
@@ -365,16 +367,17 @@ def _trained_flops(settings: Settings) -> float:
 
 def _names(runs: Sequence[TrainedRun]) -> list[str]:
     """The recipe's name. Where several runs have one name, the run's name follows, or
-    the values in which they differ."""
+    the values in which they differ: in a sweep a run's name is only its seed."""
     names = []
     for run in runs:
         recipe = run.settings.run.recipe
         alike = [other for other in runs if other.settings.run.recipe == recipe]
         run_names = {other.settings.run.name for other in alike}
+        are_seeds = any(map(SEED_NAME.fullmatch, run_names))
 
         if len(alike) == 1:
             names.append(recipe)
-        elif len(run_names) == len(alike):
+        elif len(run_names) == len(alike) and not are_seeds:
             names.append(f"{recipe}/{run.settings.run.name}")
         else:
             keys = {key for other in alike for key in different_keys(run, other)}

@@ -485,6 +485,16 @@ def test_configurations_of_one_recipe_go_by_their_run_or_the_keys_in_which_they_
     assert sorted(by_name(group)) == names
 
 
+def test_no_configuration_of_a_sweep_is_named_after_a_seed(tmp_path):
+    """Two sweeps with seeds of their own."""
+    for sweep, lr, seeds in (("low", 1e-3, (0, 1)), ("high", 4e-3, (2, 3))):
+        for seed in seeds:
+            path = tmp_path / sweep / f"runs/wide/seed_{seed}"
+            write_run(path, WIDE, SCORES, cell="wide", seed=seed, optim={"lr": lr})
+    (group,) = groups_of(all_of(tmp_path))
+    assert sorted(by_name(group)) == ["wide lr=0.001", "wide lr=0.004"]
+
+
 def test_a_baseline_is_a_value_in_which_blocks_differ_or_else_a_name(tmp_path):
     """PureWide has a gate in its recipe, which means nothing."""
     write_run(tmp_path / "wide", model_of("wide"), SCORES)
