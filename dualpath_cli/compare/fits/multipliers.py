@@ -114,7 +114,15 @@ def _multiplier(variant: LoopVariant, over: LoopVariant, ahead: float) -> Multip
     largest = min(float(fit.family.flops.max()) for fit in both)
     budget = ahead * largest
 
-    laws = [np.concatenate([fit.values[None], fit.resampled]) for fit in both]
+    resampled = [fit.resampled for fit in both]
+    if variant.fit is not over.fit:
+        # Resamples of one number come from the same draws in both families, which would
+        # couple families that were trained apart.
+        resampled[1] = np.roll(resampled[1], len(resampled[1]) // 2, axis=0)
+    laws = [
+        np.concatenate([fit.values[None], its])
+        for fit, its in zip(both, resampled, strict=True)
+    ]
     fewest = min(map(len, laws))
     ours_GV, theirs_GV = (its[:fewest] for its in laws)
     aim_G = variant.best_loss(ours_GV, np.full(fewest, budget))

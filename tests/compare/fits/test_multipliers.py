@@ -64,8 +64,27 @@ def test_half_the_flops_for_the_same_law_are_a_multiplier_of_two(fits):
     assert [row.ahead for row in rows] == [1, 2]
     for row in rows:
         assert row.value == pytest.approx(2)
-        assert row.low == pytest.approx(2) == row.high
     assert rows[0].budget == wide.family.flops.max() / 2
+
+
+def test_resamples_of_two_families_are_not_paired_by_their_draws(fits):
+    """Two families of the same scores, whose laws vary alike and each by itself."""
+    wide, _ = fits
+    family = replace(wide.family, configurations=wide.family.configurations[1:])
+    same = replace(wide, family=family)
+    for row in multipliers_of([wide, same]):
+        assert row.value == pytest.approx(1)
+        assert row.low < 0.99 < 1.01 < row.high
+
+
+def test_resamples_of_one_family_stay_paired(fits):
+    _, core = fits
+    shuffled = replace(core, resampled=core.resampled[::-1])
+    for row, apart in zip(
+        multipliers_of([core]), multipliers_of([core, shuffled])[-2:], strict=True
+    ):
+        assert row.variant == apart.variant == "core, 4 times"
+        assert row.high / row.low < apart.high / apart.low
 
 
 def test_looped_models_are_set_against_pure_wide_once(fits):
