@@ -152,14 +152,16 @@ def plan_table(rows: Sequence[ConfigurationCost], jobs: int) -> Table:
 
 
 def _time_left(rows: Sequence[ConfigurationCost], jobs: int) -> str:
-    hours = 0.0
+    hours = longest = 0.0
     for row in rows:
         if row.left and row.hours is None:
             return "hours are known once a run of each family has begun, or by --tflops"
         if row.left and row.hours is not None:
             hours += row.left * row.hours
+            longest = max(longest, row.hours)
 
-    text = f"in all {hours_text(hours / jobs)}"
+    # Where there are fewer runs than jobs, some jobs have no work.
+    text = f"in all {hours_text(max(hours / jobs, longest))}"
     if jobs > 1:
         text += f", {jobs} in parallel"
     return text

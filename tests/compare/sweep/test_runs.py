@@ -304,6 +304,18 @@ def test_the_plan_counts_as_fit_counts(tmp_path):
     assert wide.hours is None, "nothing is known of this family's speed"
 
 
+def test_a_plan_takes_no_less_than_its_longest_run_for_any_number_of_jobs(tmp_path):
+    words = ("--controls", "none", "--seeds", "1", "--set", "run.max_tokens=640,6400")
+    runs = runs_for(asked(tmp_path, *words))
+    rows = costs.costs_of(runs, {"dual": 1e6})
+    short, long = [row.hours for row in rows]
+    assert short is not None
+    assert long is not None
+    for jobs, hours in ((1, short + long), (2, long), (8, long)):
+        said = f"in all {costs.hours_text(hours)}"
+        assert said in costs.plan_table(rows, jobs).caption
+
+
 def test_a_plan_tells_numbers_of_tokens_below_a_million_apart(tmp_path):
     words = ("--controls", "none", "--set", "run.max_tokens=122880,140800")
     table = costs.plan_table([*costs_of(tmp_path, *words).values()], 1)
