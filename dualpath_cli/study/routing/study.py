@@ -38,7 +38,12 @@ from dualpath_cli.study.bench import FILLER, Arrays, Pass, array_digest
 from dualpath_cli.study.controls import tag_windows
 from dualpath_cli.study.parts_of_speech import TAGGER, UPOS, Tagger
 from dualpath_cli.study.routing.options import RoutingOptions
-from dualpath_cli.study.routing.page.passes import PagePass, page_passes, write_details
+from dualpath_cli.study.routing.page.passes import (
+    PagePass,
+    page_passes,
+    remove_other_details,
+    write_details,
+)
 from dualpath_cli.study.routing.readouts import (
     RoutingSums,
     core_repetitions,
@@ -230,6 +235,7 @@ def read_routing(session: Session[RunLaunch]) -> None:
         tables.append(routing_pass.path.with_suffix(routing_pass.table))
         sums[source] = routing_pass.arrays
         write_details(options.folder, source, page_passes_of_source, model)
+    remove_other_details(options.folder, module.sources)
 
     table_facts = {
         "checkpoint": module.facts["checkpoint"]["sha256"],

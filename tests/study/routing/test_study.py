@@ -266,6 +266,14 @@ def test_what_is_done_is_not_read_again(run, texts, by_letter, forwards, capsys)
         assert (complete / name).read_text() == (parts / name).read_text(), name
 
 
+def test_a_source_of_an_earlier_call_leaves_nothing_on_the_page(run, texts, by_letter):
+    words = ["--no_costs", "--sequences", "2", "--data.val_tokens", "100"]
+    folder = routing(run, *words, *sources_of(texts))
+    assert {path.name for path in (folder / "page").iterdir()} == {"a.npz", "b.npz"}
+    assert routing(run, *words) == folder
+    assert {path.name for path in (folder / "page").iterdir()} == {"held_out.npz"}
+
+
 # What the page has beyond rows: the logit lens by values, costs by direct passes, what
 # is kept
 

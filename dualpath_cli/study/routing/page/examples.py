@@ -18,6 +18,7 @@ import pyarrow.dataset as ds
 
 from dualpath_cli.spec.config import ModelConfig
 from dualpath_cli.study.bench import read_arrays
+from dualpath_cli.study.routing.page.passes import details_of
 from dualpath_cli.study.routing.readouts import (
     CORE_READOUTS,
     EXPERT_READOUTS,
@@ -64,7 +65,7 @@ def read_page(folder: Path, sources: Sequence[str], config: ModelConfig) -> Page
     """
     examples: list[Example] = []
     for source in sources:
-        details = read_arrays(folder / "page" / f"{source}.npz")
+        details = read_arrays(details_of(folder, source))
         counts = details.pop("counts").tolist()
         forced = details.pop("forced", np.array([])).tolist()
         ends = np.cumsum(counts)

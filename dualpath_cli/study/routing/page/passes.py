@@ -8,7 +8,7 @@ model width, L places of layers with gates, K loops, S = K + 3 states of a place
 interventions, V vocabulary.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -310,7 +310,19 @@ def write_details(
         arrays["costs"] = np.stack(by_row, 1)
         arrays["forced"] = np.array(names)
 
-    write_arrays(folder / "page" / f"{source}.npz", arrays)
+    write_arrays(details_of(folder, source), arrays)
+
+
+def remove_other_details(folder: Path, sources: Collection[str]) -> None:
+    """Removes the results of sources that only an earlier call read."""
+    kept = {details_of(folder, source) for source in sources}
+    for path in (folder / "page").glob("*.npz"):
+        if path not in kept:
+            path.unlink()
+
+
+def details_of(folder: Path, source: str) -> Path:
+    return folder / "page" / f"{source}.npz"
 
 
 def _name_of_forced(change: Intervention) -> str:
