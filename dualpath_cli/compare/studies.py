@@ -39,7 +39,8 @@ def ablations_of(
     left out.
 
     A configuration has rows if two of its runs have a report of their last step by
-    `dualpath ablate`. They hold means over the runs, of what all of these reports have.
+    `dualpath ablate`, all in one precision. They hold means over the runs, of what all
+    of these reports have.
     """
     rows: list[Record] = []
     classes: list[Record] = []
@@ -48,6 +49,13 @@ def ablations_of(
         found = list(_newest(c, REPORTS, _checked, left_out))
         reports = _of_same_texts(found, left_out)
         if len(reports) < 2:
+            continue
+        precisions = {str(report.get("precision")) for report in reports}
+        if len(precisions) > 1:
+            left_out.append(
+                f"left out: the ablations of '{c.name}', as its reports are in "
+                f"different precisions: {', '.join(sorted(precisions))}"
+            )
             continue
 
         names = {"group": group.name, "configuration": c.name}

@@ -540,6 +540,23 @@ def test_tags_of_different_pipelines_are_not_joined(tmp_path):
     assert "the classes of tokens of 'wide'" in line
 
 
+def test_ablations_in_different_precisions_are_not_joined(tmp_path):
+    sweep, groups = made(tmp_path, 3)
+    write_reports(sweep, [0.1, 0.2, 0.3])
+    for seed, precision in enumerate(("32-true", "bf16-mixed", "32-true")):
+        (path,) = sweep.glob(f"runs/wide/seed_{seed}/ablations/step-{STEPS:08d}/*.json")
+        report = json.loads(path.read_text()) | {"precision": precision}
+        path.write_text(json.dumps(report))
+    assert ablations_of(groups) == (
+        [],
+        [],
+        [
+            "left out: the ablations of 'wide', as its reports are in different "
+            "precisions: 32-true, bf16-mixed"
+        ],
+    )
+
+
 NO_NUMBERS: tuple[Any, ...] = (float("nan"), float("inf"), 10**400, "0.1", [0.1])
 
 
