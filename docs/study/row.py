@@ -13,10 +13,10 @@ python docs/study/row.py ...
     verdicts runs/loops/a         the verdicts of loops.md, of a comparison's folder
     figure docs/study/row.png     scores over rates, of row and row_256
 
-`--study row_256` does the same for docs/study/row_256.md, `--study loops` for
-docs/study/loops.md. Only the last five show scores, once all runs are in. They read the
-kept runs: `keep` comes first. A kept run has no checkpoints; `sweep` and `compare` take
-it as finished.
+An arm that several sweeps trained is given as SWEEP/ARM. `--study row_256` does the
+same for docs/study/row_256.md, `--study loops` for docs/study/loops.md. Only the last
+five show scores, once all runs are in. They read the kept runs: `keep` comes first. A
+kept run has no checkpoints; `sweep` and `compare` take it as finished.
 """
 
 import argparse
@@ -121,8 +121,11 @@ def key_of(row: dict[str, Any]) -> tuple[str, ...]:
 
 
 def keep(study: Study, folder: Path) -> None:
-    """Raises SystemExit if the folder lacks runs that were kept, of which the archive
-    would lose the files."""
+    """Writes the table and the archive anew, of all runs in the folder.
+
+    Raises SystemExit if the folder lacks runs that were kept, of which the archive
+    would lose the files.
+    """
     known = {key_of(row): row for row in read(study.table)}
     found, here = dict(rows_of(folder, study.last)), cpu()
     theirs = {key_of(row) for row in found.values()}
@@ -132,8 +135,14 @@ def keep(study: Study, folder: Path) -> None:
             f"{folder} has {len(found)} runs, and lacks {len(missing)} of those in "
             f"{study.archive}; restore them there first"
         )
+    anew = 0
     for row in found.values():
-        known.setdefault(key_of(row), row | {"cpu": here})
+        kept = known.get(key_of(row))
+        # A run that was restored keeps the CPU that trained it.
+        if kept and all(kept[name] == row[name] for name in (*SETS, "started")):
+            continue
+        anew += kept is not None
+        known[key_of(row)] = row | {"cpu": here}
     rows = [
         known[key] for key in sorted(known, key=lambda key: (*key[:3], int(key[3])))
     ]
@@ -151,6 +160,8 @@ def keep(study: Study, folder: Path) -> None:
             with path.open("rb") as content:
                 archive.addfile(info, content)
     print(f"{len(rows)} runs in {study.table}, {len(found)} in {study.archive}")
+    if anew:
+        print(f"{anew} of them trained anew: their rows are replaced")
 
 
 def restore(study: Study, folder: Path) -> None:
@@ -162,6 +173,29 @@ def score(row: dict[str, str]) -> float:
     return fmean(float(row[name]) for name in SETS)
 
 
+def scores_by_rate_and_seed(
+    arm: str, rows: list[dict[str, str]]
+) -> dict[tuple[float, int], float]:
+    """The scores of an ARM, of all sweeps but pilots; of a SWEEP/ARM, of this sweep.
+
+    Raises SystemExit for two runs of a rate and seed.
+    """
+    sweep, _, name = arm.rpartition("/")
+    found: dict[tuple[float, int], float] = {}
+    for row in rows:
+        is_pilot = row["sweep"].startswith("pilot")
+        is_meant = row["sweep"] == sweep if sweep else not is_pilot
+        if row["arm"] != name or not is_meant:
+            continue
+        key = float(row["rate"]), int(row["seed"])
+        if key in found:
+            raise SystemExit(
+                f"{arm} has two runs of a rate and seed; give SWEEP/{name}"
+            )
+        found[key] = score(row)
+    return found
+
+
 def scores_of(
     arm: str, rows: list[dict[str, str]], fewest: int
 ) -> tuple[Floats, Floats]:
@@ -170,11 +204,7 @@ def scores_of(
 
     Raises SystemExit unless each rate has the same seeds, at least `fewest`.
     """
-    found = {
-        (float(row["rate"]), int(row["seed"])): score(row)
-        for row in rows
-        if row["arm"] == arm and not row["sweep"].startswith("pilot")
-    }
+    found = scores_by_rate_and_seed(arm, rows)
     rates, seeds = (
         sorted({rate for rate, _ in found}),
         sorted({seed for _, seed in found}),
@@ -343,7 +373,22 @@ def figure(study: Study, file: Path) -> None:
 
 
 def pair_of(study: Study, pair: str) -> list[tuple[Floats, Floats]]:
-    return [scores_of(arm, read(study.table), study.fewest) for arm in pair.split(":")]
+    """Log rates and scores of both arms, as of `scores_of`.
+
+    Raises SystemExit for other seeds in one than in the other: a seed is a block.
+    """
+    rows = read(study.table)
+    arms = pair.split(":")
+    found = [scores_of(arm, rows, study.fewest) for arm in arms]
+    of_each = [
+        sorted({seed for _, seed in scores_by_rate_and_seed(arm, rows)}) for arm in arms
+    ]
+    if of_each[0] != of_each[-1]:
+        raise SystemExit(
+            f"{pair}: {arms[0]} has the seeds {of_each[0]}, {arms[-1]} {of_each[-1]}; "
+            "keep runs of the same seeds"
+        )
+    return found
 
 
 def bends(study: Study, pair: str, designs: int = DESIGNS) -> None:
@@ -389,6 +434,17 @@ def verdict(found: dict[str, Any], p_holm: float, share: float, margin: float) -
     return "undecided"
 
 
+def arms_of(comparison: Path) -> dict[str, str]:
+    """SWEEP/ARM of each configuration of a comparison that one sweep trained, by the
+    folders in its `runs.csv`: SWEEP/runs/ARM-lr_RATE/seed_SEED."""
+    found: dict[str, set[str]] = {}
+    for row in read(comparison / "runs.csv"):
+        sweep, _, recipe, _ = Path(row["run"]).parts[-4:]
+        arm, _, _ = recipe.partition("-lr_")
+        found.setdefault(row["configuration"], set()).add(f"{sweep}/{arm}")
+    return {name: arms.pop() for name, arms in found.items() if len(arms) == 1}
+
+
 def verdicts(study: Study, folder: Path, designs: int = DESIGNS) -> None:
     """Prints the verdicts of loops.md on the pairs of a comparison, `tests.csv` in its
     folder.
@@ -396,6 +452,7 @@ def verdicts(study: Study, folder: Path, designs: int = DESIGNS) -> None:
     A pair without a test counts as p = 1 in Holm's correction.
     """
     tests = read(folder / "tests.csv")
+    arms = arms_of(folder)
     corrected = holm([float(test["p"] or 1) for test in tests])
     for test, p_holm in zip(tests, corrected, strict=True):
         pair = f"{test['configuration']}:{test['baseline']}"
@@ -403,7 +460,9 @@ def verdicts(study: Study, folder: Path, designs: int = DESIGNS) -> None:
             print(f"{pair}: no verdict, {test['test']}")
             continue
 
-        ours, theirs = pair_of(study, pair)
+        names = (test["configuration"], test["baseline"])
+        of_sweeps = ":".join(arms.get(name, name) for name in names)
+        ours, theirs = pair_of(study, of_sweeps)
         second = share_as_large(ours, theirs, designs, study.own_noise)
         keys = ("difference", "p", "low_90", "high_90")
         found = {key: float(test[key]) for key in keys}
@@ -428,7 +487,8 @@ def main() -> None:
     parser.add_argument(
         "what",
         help="Folder of the study's sweeps; of `verdicts`, of a comparison; of "
-        "`figure`, its file; else ARM:BASELINE.",
+        "`figure`, its file; else ARM:BASELINE, an arm as SWEEP/ARM where several "
+        "sweeps trained it.",
     )
     parser.add_argument("--study", choices=STUDIES, default="row", help="Its page.")
     parser.add_argument(

@@ -289,6 +289,90 @@ def test_designs_without_a_difference_are_as_far_apart_as_chance_makes_them(
     assert row.share_as_large(arm(1.2, 0.01), arm(1.6, 0.04, 2.1))["share"] == 0
 
 
+def row_of(
+    sweep: str, arm: str, rate: object, seed: object, score: object
+) -> dict[str, str]:
+    """A row of kept runs, with one score on all sets."""
+    named = {"sweep": sweep, "arm": arm, "rate": rate, "seed": seed}
+    scores = dict.fromkeys(("novels", "peps", "rust_rfcs", "gsm8k"), score)
+    return {key: str(value) for key, value in (named | scores).items()}
+
+
+def test_an_arm_that_two_sweeps_trained_is_given_with_its_sweep():
+    row = script("row")
+    sweeps = {"base": 2.0, "again": 3.0, "pilot_base": 9.0}
+    runs = [
+        row_of(sweep, "a", rate, seed, score)
+        for sweep, score in sweeps.items()
+        for rate in (0.1, 0.2, 0.4)
+        for seed in range(8)
+    ]
+    with pytest.raises(SystemExit, match="a has two runs of a rate and seed; give S"):
+        row.scores_of("a", runs, 8)
+    assert (row.scores_of("again/a", runs, 8)[1] == 3.0).all()
+    alone = [run for run in runs if run["sweep"] != "again"]
+    assert (row.scores_of("a", alone, 8)[1] == 2.0).all()
+
+
+def test_arms_of_different_seeds_are_not_paired(tmp_path):
+    row = script("row")
+    study = row.STUDIES["loops"]._replace(table=tmp_path / "kept.csv")
+    seeds_of = {"a": range(8), "b": range(1, 9), "c": range(8)}
+    runs = [
+        row_of(arm, arm, rate, seed, 2.0)
+        for arm, seeds in seeds_of.items()
+        for rate in (0.1, 0.2, 0.4)
+        for seed in seeds
+    ]
+    with study.table.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(runs[0]))
+        writer.writeheader()
+        writer.writerows(runs)
+    assert len(row.pair_of(study, "a:c")) == 2
+    with pytest.raises(SystemExit, match=r"a:b: a has the seeds .*; keep runs of the"):
+        row.pair_of(study, "a:b")
+
+
+def test_verdicts_are_those_of_the_sweeps_that_were_compared(tmp_path):
+    folders = {
+        "a": ["runs/loops/again/runs/a-lr_0.1/seed_0"],
+        "b": ["runs/loops/b/runs/b-lr_0.1/seed_0", "runs/more/runs/b-lr_0.2/seed_0"],
+    }
+    with (tmp_path / "runs.csv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["configuration", "run"])
+        writer.writerows([name, run] for name, its in folders.items() for run in its)
+    assert script("row").arms_of(tmp_path) == {"a": "again/a"}
+
+
+def test_a_run_that_was_trained_anew_replaces_its_row_and_a_restored_one_does_not(
+    tmp_path, monkeypatch, capsys
+):
+    row = script("row")
+    study = row.STUDIES["loops"]._replace(
+        table=tmp_path / "kept.csv", archive=tmp_path / "kept.tar.xz"
+    )
+    run = tmp_path / "runs/base/runs/a-lr_0.1/seed_0"
+    run.mkdir(parents=True)
+
+    def kept(started: str, score: float, cpu: str) -> list[str]:
+        facts = {"git_commit": "c0ffee", "started": started, "device": "cpu"}
+        (run / "versions.json").write_text(json.dumps(facts))
+        lines = [f"{study.last},{name},{score}" for name in row.SETS]
+        table = "\n".join(["step,set,bits_per_byte", *lines, ""])
+        (run / "validation.csv").write_text(table)
+        monkeypatch.setattr(row, "cpu", lambda: cpu)
+        row.keep(study, tmp_path / "runs")
+        (found,) = row.read(study.table)
+        return [found[name] for name in ("started", "novels", "cpu")]
+
+    assert kept("monday", 2.0, "old") == ["monday", "2.0", "old"]
+    assert kept("monday", 2.0, "new") == ["monday", "2.0", "old"]
+    assert "anew" not in capsys.readouterr().out
+    assert kept("tuesday", 3.0, "new") == ["tuesday", "3.0", "new"]
+    assert "1 of them trained anew" in capsys.readouterr().out
+
+
 def test_nothing_is_judged_before_all_runs_are_in():
     runs = [
         {
