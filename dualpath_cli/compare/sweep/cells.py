@@ -224,12 +224,9 @@ class _Kind:
         if self.place is not None:
             wide = replace(target, block="wide", loops=1)
             width = solve_widths(wide).d_ffn_wide
-            model |= self._among_wide_layers(target, widths.d_ffn_wide, width)
-            of_wide = _share_spent(wide, None, width)
-            repeated = self.place in self.core
-            share = (target.core_loops if repeated else 1) / target.applications
-            share /= target.n_layers
-            spent = share * spent + (1 - share) * of_wide
+            model |= _among_wide_layers(self.place, target, widths.d_ffn_wide, width)
+            part = self._part_of_model(self.place, target)
+            spent = part * spent + (1 - part) * _share_spent(wide, None, width)
         if self.layers_times > 1:
             model["n_layers"] = target.n_layers * self.layers_times
 
@@ -246,19 +243,25 @@ class _Kind:
             by_parameters=self.by_parameters,
         )
 
-    def _among_wide_layers(
-        self, target: Target, own_wide: int | None, width: int | None
-    ) -> dict[str, Any]:
-        """Blocks and wide widths by layer, where only one layer is of this kind."""
-        assert self.place is not None
-        blocks: list[str] = ["wide"] * target.n_layers
-        blocks[self.place] = target.block
-        if target.block != "dual":  # a loop block has no wide path
-            return {"block": blocks, "d_ffn_wide": width}
+    def _part_of_model(self, place: int, target: Target) -> Fraction:
+        """The part that a layer has of all applications of layers."""
+        times = target.core_loops if place in self.core else 1
+        return times / (target.applications * target.n_layers)
 
-        widths = [width] * target.n_layers
-        widths[self.place] = own_wide
-        return {"block": blocks, "d_ffn_wide": widths}
+
+def _among_wide_layers(
+    place: int, target: Target, own_wide: int | None, width: int | None
+) -> dict[str, Any]:
+    """Blocks and wide widths by layer, where only the layer at `place` is of its
+    kind."""
+    blocks: list[str] = ["wide"] * target.n_layers
+    blocks[place] = target.block
+    if target.block == "loop":  # it has no wide path
+        return {"block": blocks, "d_ffn_wide": width}
+
+    widths = [width] * target.n_layers
+    widths[place] = own_wide
+    return {"block": blocks, "d_ffn_wide": widths}
 
 
 def _alpha(target: Target, widths: Widths) -> float:
