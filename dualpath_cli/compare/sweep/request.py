@@ -122,7 +122,9 @@ def read_request(options: Sweep, recipe: Recipe) -> Design:
             "the recipe has no validation sets, by which models are compared; give "
             "one: --data.val.NAME FILE_OR_FOLDER"
         )
-    varied = _varied(options.set, recipe)
+    varied, fixed = _varied_and_fixed(options.set)
+    for key, value in fixed.items():
+        recipe = _with_value(recipe, key, value)
     return Design(recipe, options, grid, varied, _seeds(options.seeds), out)
 
 
@@ -231,13 +233,14 @@ def _seeds(text: str) -> range:
     )
 
 
-def _varied(words: Sequence[str], recipe: Recipe) -> Varied:
+def _varied_and_fixed(words: Sequence[str]) -> tuple[Varied, dict[str, Any]]:
     """The keys and values of --set, unchecked; values of a key that is given twice add
     up.
 
-    A key that decides no numbers has one value, which is put into the recipe.
+    A key that decides no numbers is fixed: it has one value, which all runs get.
     """
     varied: Varied = {}
+    fixed: dict[str, Any] = {}
     for word in words:
         key, values = _key_and_values(word)
         if key in FREE:
@@ -245,14 +248,18 @@ def _varied(words: Sequence[str], recipe: Recipe) -> Varied:
                 raise UserError(
                     f"--set {key}: it changes no number of a run; give one value"
                 )
-            section, _, name = key.partition(".")
-            recipe.setdefault(section, {})[name] = values[0]
+            fixed[key] = values[0]
             continue
 
         together = [*varied.get(key, []), *values]
         # By their texts: True equals 1, but is another value.
         varied[key] = list({repr(value): value for value in together}.values())
-    return varied
+    return varied, fixed
+
+
+def _with_value(recipe: Recipe, key: str, value: Any) -> Recipe:
+    section, _, name = key.partition(".")
+    return {**recipe, section: {**recipe.get(section, {}), name: value}}
 
 
 def _key_and_values(word: str) -> tuple[str, list[Any]]:
