@@ -25,8 +25,9 @@ from dualpath_cli.compare.sweep.runs import PlannedRun
 from dualpath_cli.report.console import Progress, duration, print_line
 
 POLL = 0.5  # seconds between two looks at the processes
-# seconds between two estimates of the time left, by terminal
-LOOK = {True: 2.0, False: 600.0}
+# seconds between two estimates of the time left
+LOOK_ON_TERMINAL = 2.0
+LOOK_IN_LOG = 600.0
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ class SweepProgress:
 
     def __init__(self, runs: Sequence[PlannedRun], console: Console) -> None:
         self._runs = len(runs)
-        self._every = LOOK[console.is_terminal]
+        self._every = LOOK_ON_TERMINAL if console.is_terminal else LOOK_IN_LOG
         self._looked = 0.0
         self._done = {run: int(run.flops * run.share_done) for run in runs}
         self.ended = 0
