@@ -98,7 +98,12 @@ def add_options(parser: Any, command: Command, texts: Mapping[str, str] = {}) ->
 
 def _form_of(field: Field[Any], type_: Any, beside_positional: bool) -> dict[str, Any]:
     """argparse's settings of an option, by its field's type."""
-    type_ = _without_none(type_)
+    # None is not a value on a command line, where `null` is text.
+    parts = typing.get_args(type_)
+    if type(None) in parts:
+        parts = tuple(part for part in parts if part is not type(None))
+        type_ = typing.Union[parts]  # noqa: UP007 - of a tuple
+
     is_list = typing.get_origin(type_) is tuple
     metavar = _METAVARS.get(field.name)
     default = None if is_needed(field) else field.default
@@ -113,22 +118,12 @@ def _form_of(field: Field[Any], type_: Any, beside_positional: bool) -> dict[str
         return {"dest": field.name, "default": [], "metavar": metavar, **how}
 
     form: dict[str, Any] = {"type": type_, "default": default}
-    parts = (type_, *typing.get_args(type_))
-    numbers = [_NUMBERS[part] for part in parts if part in _NUMBERS]
+    numbers = [_NUMBERS[part] for part in (type_, *parts) if part in _NUMBERS]
     if numbers:
         metavar = numbers[0]
     if metavar:  # else jsonargparse's own
         form["metavar"] = metavar
     return form
-
-
-def _without_none(type_: Any) -> Any:
-    """A type without None, which no value on a command line means: `null` is text."""
-    parts = typing.get_args(type_)
-    if type(None) not in parts:
-        return type_
-    rest = tuple(part for part in parts if part is not type(None))
-    return typing.Union[rest]  # noqa: UP007 - of a tuple
 
 
 def build_options(parser: Parser, command: Command, parsed: Recipe) -> Any:

@@ -6,7 +6,7 @@ some) and by `training/` (a value without effect is refused, or noted). Torch-fr
 """
 
 from operator import attrgetter
-from typing import Any
+from types import SimpleNamespace
 
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.recipe.settings import SECTIONS, Settings
@@ -37,6 +37,9 @@ OF_TEXTS = {
 """Keys of a model that may differ from those of its weights: they say how texts are
 cut."""
 
+_DEFAULTS = SimpleNamespace(**SECTIONS)
+"""A key's default is an attribute of its section's class, unless a factory makes it."""
+
 
 def free_keys(section: str) -> set[str]:
     """The names in `FREE` of a section's keys."""
@@ -54,7 +57,8 @@ def check_effect(settings: Settings) -> None:
 
         value = attrgetter(name)(settings)
         others_value = attrgetter(needed.key)(settings)
-        if value == _default_of(name) or needed.is_met(others_value):
+        default = attrgetter(name)(_DEFAULTS)
+        if value == default or needed.is_met(others_value):
             continue
 
         reason = needed.otherwise
@@ -111,12 +115,8 @@ def idle_keys(settings: Settings) -> list[str]:
         if facts.entries_matter_in:
             factors = attrgetter(name)(settings)
             changed += [f"{name}.{kind}" for kind in factors if factors[kind] != 1]
-        elif facts.matters_in and attrgetter(name)(settings) != _default_of(name):
-            changed.append(name)
+        elif facts.matters_in:
+            default = attrgetter(name)(_DEFAULTS)
+            if attrgetter(name)(settings) != default:
+                changed.append(name)
     return [name for name in changed if not has_effect(name, settings.model)]
-
-
-def _default_of(name: str) -> Any:
-    """The default of a key; not of one whose default is made by a factory."""
-    section, _, field = name.partition(".")
-    return getattr(SECTIONS[section], field)
