@@ -140,8 +140,8 @@ _RECORDS = (
     ),
     Command(
         "retrofit",
-        "Turn a pretrained Llama into a looped or dual-path model that computes the "
-        "same.",
+        "Turn a pretrained Llama into a looped or dual-path model with "
+        "(nearly) the same outputs.",
         options="dualpath_cli.export.retrofit:Retrofit",
         run="dualpath_cli.export.retrofit:retrofit",
     ),

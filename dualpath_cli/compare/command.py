@@ -79,9 +79,7 @@ class Compare(OwnClasses):
         for run in self.runs:
             folder = Path(run).resolve()
             if folder in seen:
-                raise UserError(
-                    f"RUN '{run}' is given twice; a run is compared with others"
-                )
+                raise UserError(f"RUN '{run}' is given twice; leave one of the two out")
             seen.add(folder)
 
 

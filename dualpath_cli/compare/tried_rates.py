@@ -91,12 +91,12 @@ def scores_at_best_rate(
         tried = rates_text(rates) or "none"
         if diverged:
             tried += f" (runs at {rates_text(diverged)} went wrong)"
-        way_out = "train it at others"
+        way_out = "train it at more rates"
         if len(rates) >= 3:
             way_out = "train the seeds that these lack"
         raise UserError(
-            "--best lr needs three learning rates of a seed in common; "
-            f"'{name}' has {tried}; {way_out}, or leave it out"
+            "--best lr needs three learning rates with a common seed; "
+            f"'{name}' has {tried}; {way_out}, or leave '{name}' out"
         )
 
     logs = np.log(rates)

@@ -225,7 +225,10 @@ def _check_drafts(change: Intervention | None, model: ModelConfig) -> None:
         forced = None if in_layer is None else in_layer.loops
         if (forced or layer.loops) > 1:
             return
-    raise UserError("--speculate drafts with one loop, and needs more loops to verify")
+    raise UserError(
+        "--speculate drafts with one loop, but only one loop is run; leave out "
+        "--speculate"
+    )
 
 
 def check_writable(out: str) -> None:

@@ -103,8 +103,8 @@ class Evaluate(DeviceOptions, OwnClasses, Overrides):
             )
         if self.requests and self.harness_names:
             raise UserError(
-                "--requests writes those of the built-in benchmarks, of which "
-                f"'{self.harness_names[0]}' is not one; use lm_eval with --write_out"
+                "--requests writes only requests of the built-in benchmarks, not of "
+                f"'{self.harness_names[0]}'; use lm_eval with --write_out"
             )
 
     @property

@@ -172,13 +172,13 @@ class Flops:
             )
 
         if self.plan:
-            because = "--plan shows the memory of one model in training"
+            because = "--plan shows the memory of a training step, not hours"
             self._refuse(("tokens", "tflops"), because)
         else:
             self._refuse(_PLAN, "only --plan shows how GPUs share a step")
 
         if self.config:
-            self._refuse(_SOLVER, "--config describes the recipe's own model")
+            self._refuse(_SOLVER, "--config takes the model from the recipe")
         elif self.budget is None:
             example = "such as --budget 80M --alpha 50 --k 4"
             raise UserError(

@@ -178,7 +178,7 @@ class Parser(ArgumentParser):
         annotation = type_of(action)
         if _entry_type(annotation) is not None:
             return ""
-        return f"{action.dest} is given as a whole: {describe(annotation)}"
+        return f"set all of {action.dest} instead: {describe(annotation)}"
 
     def _wrong_argument(self, option: str, values: Sequence[str]) -> str:
         name, equals, value = option.partition("=")
@@ -220,7 +220,7 @@ class Parser(ArgumentParser):
         """The message for an argument that is not an option's value; `after` is an
         option before it that is given once for each value."""
         others = self.arguments or ()
-        way_out = "a value follows its option, as --help says"
+        way_out = "leave it out, or put its option before it (see --help)"
         if after:
             way_out = f"give it as {after} {argument}"
         elif self.subject and not any(text.startswith(self.subject) for text in others):

@@ -197,7 +197,9 @@ def _bounded_content(text: str) -> Any:
     parts = json.JSONEncoder().iterencode(content)
     for count, part in enumerate(parts):
         if count > MOST_PARTS:
-            raise ValueError("it stands for too many values")
+            raise ValueError(
+                f"it has more than {MOST_PARTS:,} parts, with all aliases expanded"
+            )
         # A float has 309 digits at most.
         if len(part) > 300 and part.strip("[, -").isdecimal():
             raise ValueError("it has a number of hundreds of digits")

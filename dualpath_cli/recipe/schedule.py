@@ -116,12 +116,15 @@ def check_loops(run: RunSettings, model: ModelConfig) -> None:
     key = "train_loops" if schedule is None else "loop_schedule"
     varies = run.train_loops is not None or schedule is not None
     if varies and not isinstance(trained, int):
-        raise UserError(f"run.{key} needs one number in model.loops, not a list")
+        raise UserError(
+            f"run.{key} needs one number in model.loops, not {trained!s:.60}; give one "
+            "number"
+        )
     if schedule is not None and schedule[-1][1] != trained:
         raise UserError(
             f"run.loop_schedule ends with {schedule[-1][1]} loops, but "
-            f"model.{field}={trained} is validated; end the schedule with this "
-            "number, or leave it out"
+            f"validation uses model.{field}={trained}; end the schedule with "
+            f"{trained}, or leave the schedule out"
         )
 
     for number, steps in loop_counts(run).items():

@@ -67,7 +67,7 @@ class OptimSettings:
     lr_start: float = key(5e-6, range=(0, 1e9), in_sweep="scaled")
     """Learning rate of the first warm-up step."""
     lr_end: float = key(5e-5, range=(0, 1e9), in_sweep="scaled")
-    """Learning rate at the last token."""
+    """Learning rate reached after the last step."""
     warmup_steps: int = key(184, range=(0, 10**12))
     """Optimizer steps from lr_start to lr."""
     schedule: Literal["cosine", "wsd"] = "cosine"
@@ -76,7 +76,8 @@ class OptimSettings:
     cooldown: float = key(
         0.2, range=(0, 1), only_with=OnlyWith("optim.schedule", "wsd")
     )
-    """The last part of all steps, in which the rate of schedule wsd falls."""
+    """Fraction of the steps, at the end, in which schedule wsd lowers the learning
+    rate."""
     muon_lr: float | None = key(
         None, range=_PEAK_RATE, in_sweep="scaled", only_with=_MUON
     )
@@ -166,9 +167,9 @@ class RunSettings:
     counts start from 0. The model must be the RUN's, except for max_seq_len and
     document_start."""
     branch_from: Place | None = key(None, free=True, in_sweep="decided")
-    """Run folder to branch from, at its last checkpoint before the cool-down
-    (optim.schedule wsd) or second phase of either run. All keys but run.max_tokens must
-    agree."""
+    """Run folder to branch from, at its last checkpoint before either run's cool-down
+    (optim.schedule wsd) or second phase (run.loop_schedule). All keys but
+    run.max_tokens must agree."""
     batch_tokens: Size = key(Size(2_097_152), range=(1, LARGEST))
     """Tokens of one optimizer step, over all devices and accumulation."""
     micro_batch: int = key(2, range=(1, 10**6), free=True)

@@ -122,5 +122,5 @@ def check_as_run(run: Run, model: ModelConfig) -> None:
     if start not in (trained.get("document_start"), None, end_of_text):
         raise UserError(
             f"model.document_start={start} is not the end-of-text token of "
-            f"'{run.folder}', which is {end_of_text}"
+            f"'{run.folder}', which is {end_of_text}; give {end_of_text}, or null"
         )

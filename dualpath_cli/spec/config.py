@@ -153,8 +153,8 @@ class ModelConfig:
     top_k: int = key(2, range=(1, 10**4), matters_in=("experts",))
     """Experts that a token takes. With 1 the router learns only under balance: loss."""
     balance: Balance = key("bias", matters_in=("experts",))
-    """Evens out the load of experts: bias, on the choice of experts, moved by each
-    step's load; loss, an auxiliary loss; or none."""
+    """How the load of experts is balanced: bias adds a bias to their scores, updated by
+    each step's load; loss adds an auxiliary loss; or none."""
     balance_rate: float | None = key(None, range=(0, 100), matters_in=("experts",))
     """Change of the bias in a step (null: 0.001), or factor of the loss (null: 0.01);
     no effect under balance: none."""

@@ -280,7 +280,7 @@ class Intervention:
         """
         if self.layers is not None and self.layers[-1] >= config.n_layers:
             return (
-                f"the model has no layer {self.layers[-1]}: they go up to "
+                f"the model has no layer {self.layers[-1]}: its layers are 0 to "
                 f"{config.n_layers - 1}"
             )
 
@@ -448,8 +448,8 @@ def parse_overrides(words: Sequence[str]) -> Intervention | None:
         found = _parse_override(word)
         if not fields.keys().isdisjoint(found):
             raise UserError(
-                f"--intervention '{word}': its key is set twice, here or by its own "
-                "option; leave one out"
+                f"--intervention '{word}': this override is given twice, or also by an "
+                "option such as --loops; give it once"
             )
         fields |= found
 

@@ -202,8 +202,8 @@ def test_too_few_learning_rates_are_named_with_those_that_went_wrong(tmp_path, c
     write_rates_that_went_wrong(tmp_path, (1e-3, 2e-3, 4e-3))
     assert main(["compare", str(tmp_path), "--best", "lr"]) == 2
     assert (
-        "needs three learning rates of a seed in common; 'wide' has 0.001, 0.002 (runs "
-        "at 0.004 went wrong); train it at others, or leave it out"
+        "needs three learning rates with a common seed; 'wide' has 0.001, 0.002 (runs "
+        "at 0.004 went wrong); train it at more rates, or leave 'wide' out"
     ) in capsys.readouterr().err
 
 

@@ -120,7 +120,7 @@ HALTING = Intervention(halting=0.1)
         (
             {},
             Intervention(loops=1, layers=(0, 2)),
-            "the model has no layer 2: they go up to 1",
+            "the model has no layer 2: its layers are 0 to 1",
         ),
         (
             {"block": ["wide", "loop"]},

@@ -110,9 +110,9 @@ def edge_of_law(values_V: Floats, family: ScalingFamily) -> str:
     if not at_ends:
         return ""
     return (
-        f"its best law has {' and '.join(at_ends)}, the edge of what is tried, so its "
-        "runs do not say where the minimum lies; train larger budgets, or more numbers "
-        "of parameters and tokens"
+        f"its best law has {' and '.join(at_ends)}, at the edge of the search, so its "
+        "runs do not determine the law; train larger budgets, or more model sizes and "
+        "token counts"
     )
 
 

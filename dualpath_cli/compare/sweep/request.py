@@ -90,9 +90,9 @@ class Sweep:
         for key in WRITTEN:
             if key in self.given:
                 raise UserError(
-                    f"--{key} has no effect: the sweep sets it in each run; leave it "
-                    "out, and give --alphas, --loops, --controls, --budget, --seeds "
-                    "and --out"
+                    f"--{key} has no effect: the sweep sets this key in each run; "
+                    "leave it out, and use the sweep's --budget, --alphas, --loops, "
+                    "--controls, --seeds or --out"
                 )
         if self.slurm and self.yes:
             raise UserError(

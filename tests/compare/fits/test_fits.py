@@ -126,7 +126,7 @@ def test_a_law_at_an_edge_is_refused_with_the_value_and_the_way_out(tmp_path):
     )
     said = fit_family(replace(family, configurations=configurations))
     assert isinstance(said, str)
-    assert said.startswith("its best law has E = 0, the edge of what is tried")
+    assert said.startswith("its best law has E = 0, at the edge of the search")
     assert "train larger budgets" in said
 
 
