@@ -18,7 +18,6 @@ import pyarrow.dataset as ds
 
 from dualpath_cli.spec.config import ModelConfig
 from dualpath_cli.study.bench import read_arrays
-from dualpath_cli.study.routing.page.passes import details_of
 from dualpath_cli.study.routing.readouts import (
     CORE_READOUTS,
     EXPERT_READOUTS,
@@ -55,6 +54,10 @@ class PageData:
     forced: Sequence[str] = ()  # names of the interventions whose costs are known, (F,)
     experts: Sequence[int] = ()  # of each place, (L,)
     repetitions: int = 0  # R; 0 where no layers repeat
+
+
+def details_of(folder: Path, source: str) -> Path:
+    return folder / "page" / f"{source}.npz"
 
 
 def read_page(folder: Path, sources: Sequence[str], config: ModelConfig) -> PageData:

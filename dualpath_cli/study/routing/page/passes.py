@@ -33,6 +33,7 @@ from dualpath_cli.study.bench import (
 )
 from dualpath_cli.study.routing.options import RoutingOptions
 from dualpath_cli.study.routing.page import tokens_with_room
+from dualpath_cli.study.routing.page.examples import details_of
 from dualpath_cli.study.routing.readouts import (
     core_repetitions,
     gated_places,
@@ -319,10 +320,6 @@ def remove_other_details(folder: Path, sources: Collection[str]) -> None:
     for path in (folder / "page").glob("*.npz"):
         if path not in kept:
             path.unlink()
-
-
-def details_of(folder: Path, source: str) -> Path:
-    return folder / "page" / f"{source}.npz"
 
 
 def _name_of_forced(change: Intervention) -> str:
