@@ -29,6 +29,11 @@ from dualpath_cli.study.routing.readouts import (
 from dualpath_cli.study.routing.summary import Summary
 
 NO_DATA = "#B9BDC7"  # grey, where a source has too few tokens
+# of a panel of one layer's gates, in inches: small enough for sixteen in a row, but
+# with more pixels than bins
+LEAST_SIDE = 0.8
+MOST_SIDE = 2.2
+ROW_WIDTH = 16.0  # inches, of a row of panels that are not the largest or smallest
 
 
 def depth_figure(sources: Mapping[str, Summary], mean: Summary) -> Figure:
@@ -141,6 +146,39 @@ def density_figure(sums: Mapping[str, Sums], average: Summary) -> Figure:
     return figure
 
 
+def density_by_layer_figure(sums: Mapping[str, Sums], average: Summary) -> Figure:
+    """Joint densities of the gates in each layer: a row a source, a column a layer.
+
+    The paper's figure `gate_density_layers`: (g_w, g_d). All panels have the same
+    colours, of the share of a source's tokens in a bin.
+    """
+    places_by_name = {str(label): [n] for n, label in enumerate(average.layers)}
+    densities: list[Floats] = []
+    for name, source_sums in sums.items():
+        densities += _densities("gate_density", {name: source_sums}, places_by_name)
+
+    across = len(places_by_name)
+    down = len(sums)
+    side = min(MOST_SIDE, max(LEAST_SIDE, ROW_WIDTH / across))
+    width = side * across + 1.6
+    height = side * down + 0.8
+    figure, axes = panels(
+        width, height, down, across, square=True, sharex=True, sharey=True
+    )
+    _draw_densities(figure, list(axes.flat), densities, extent=1.0, end=1.0)
+
+    for ax, layer in zip(axes[0], places_by_name, strict=True):
+        ax.set_title(f"layer {layer}", fontsize=8)
+    for ax, name in zip(axes[:, 0], sums, strict=True):
+        ax.set_ylabel(f"{name}\n$g_d$", fontsize=8)
+    for ax in axes[-1]:
+        ax.set_xlabel("$g_w$", fontsize=8)
+    for ax in axes.flat:
+        ax.set(xticks=(0, 1), yticks=(0, 1))
+        ax.tick_params(labelsize=7)
+    return figure
+
+
 def _densities(
     name: str, sums: Mapping[str, Sums], bands: Mapping[str, Sequence[int]]
 ) -> list[Floats]:
@@ -173,7 +211,7 @@ def _draw_densities(
     extent: float,
     end: float,
 ) -> None:
-    """Draws a row of densities in the same colours, with a bar beside them.
+    """Draws densities in the same colours, with a bar beside all axes.
 
     `extent` is the end of the bins, `end` that of the axes.
     """

@@ -19,6 +19,7 @@ from dualpath_cli.report.figures import save
 from dualpath_cli.report.table import Column, Table, show, with_interval
 from dualpath_cli.study.routing.figures import (
     core_figure,
+    density_by_layer_figure,
     density_figure,
     depth_figure,
     part_of_speech_figure,
@@ -63,6 +64,7 @@ def write_report(
     figures = {
         "depth": depth_figure(summaries, average),
         "gate_density": density_figure(sums, average),
+        "gate_density_layers": density_by_layer_figure(sums, average),
         "parts_of_speech": part_of_speech_figure(summaries, average),
         "core": core_figure(summaries, average),
     }

@@ -31,7 +31,7 @@ from tests.model import reference
 from tests.study.conftest import CORE, Studied, Study, data_of, model_of
 from tests.training.tiny_run import SEQ_LEN, weights
 
-FIGURES = {"depth", "gate_density", "parts_of_speech"}
+FIGURES = {"depth", "gate_density", "gate_density_layers", "parts_of_speech"}
 FILES = {"routing.parquet", "passes", "page", "summary.json", "index.html"}
 PER_LAYER = [
     "gate_deep",

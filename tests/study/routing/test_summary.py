@@ -14,7 +14,10 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 from dualpath_cli.report.bootstrap import resample_weights
 from dualpath_cli.study.parts_of_speech import CLASSES, UPOS
 from dualpath_cli.study.routing import readouts
-from dualpath_cli.study.routing.figures import part_of_speech_figure
+from dualpath_cli.study.routing.figures import (
+    density_by_layer_figure,
+    part_of_speech_figure,
+)
 from dualpath_cli.study.routing.readouts import READOUTS, RoutingSums, columns
 from dualpath_cli.study.routing.summary import Summary
 
@@ -209,6 +212,35 @@ def test_a_source_that_knows_no_part_of_speech_leaves_the_colours_to_the_others(
     assert figure is not None
     ranges = {image.get_clim() for ax in figure.axes for image in ax.images}
     assert ranges == {(0.3, 0.7)}
+
+
+def test_every_layer_of_every_source_has_a_panel_of_its_gates_in_the_same_colours():
+    sums = {"a": sums_of(batch(0, 3, 20)), "b": sums_of(batch(1, 2, 30))}
+    figure = density_by_layer_figure(sums, summary_of(LAYERS))
+    drawn = [ax for ax in figure.axes if ax.images]
+    panels = [(source, layer) for source in sums for layer in range(LAYERS)]
+    for ax, (source, layer) in zip(drawn, panels, strict=True):
+        counts = sums[source]["gate_density"][layer]  # (deep, wide)
+        shown = ax.images[0].get_array()
+        np.testing.assert_allclose(shown, counts / counts.sum())
+
+    assert len({ax.images[0].get_clim() for ax in drawn}) == 1
+    assert [ax.get_title() for ax in drawn] == ["layer 0", "layer 1", "", ""]
+    assert [ax.get_xlabel() for ax in drawn] == ["", "", "$g_w$", "$g_w$"]
+    assert [ax.get_ylabel() for ax in drawn] == ["a\n$g_d$", "", "b\n$g_d$", ""]
+
+
+@pytest.mark.parametrize("layers", [1, 16])
+def test_panels_of_one_layer_and_of_sixteen_are_square_and_large_enough(layers):
+    density = sums_of(batch(0, 2, 20))["gate_density"][:1].repeat(layers, 0)
+    sums = {name: {"gate_density": density} for name in ("a", "b", "c")}
+    figure = density_by_layer_figure(sums, summary_of(layers))
+    figure.draw_without_rendering()
+    boxes = [ax.get_window_extent() for ax in figure.axes if ax.images]
+    assert len(boxes) == 3 * layers
+    for box in boxes:
+        assert box.width == pytest.approx(box.height, rel=1e-3)
+        assert 0.7 < box.width / figure.dpi < 2.4  # inches
 
 
 def test_an_average_knows_no_more_than_its_shortest_source():
