@@ -34,6 +34,7 @@ NO_DATA = "#B9BDC7"  # grey, where a source has too few tokens
 LEAST_SIDE = 0.8
 MOST_SIDE = 2.2
 ROW_WIDTH = 16.0  # inches, of a row of panels that are not the largest or smallest
+BOXES_WIDTH = 2.4  # inches, of the box plot beside maps
 
 
 def depth_figure(sources: Mapping[str, Summary], mean: Summary) -> Figure:
@@ -248,11 +249,11 @@ def part_of_speech_figure(
     sources: Mapping[str, Summary], average: Summary
 ) -> Figure | None:
     """Mean deep share by part of speech and layer: a map a source, and one of their
-    mean.
+    mean; beside them a box a part of speech.
 
-    The paper's figure `pos_main`, panels a to d. Tags are sorted by the mean over
-    sources and layers, the deepest at the bottom; one with fewer than ten tokens in a
-    source is grey there.
+    The paper's figure `pos_main`. Tags of maps are sorted by the mean over sources and
+    layers, the deepest at the bottom; one with fewer than ten tokens in a source is
+    grey there.
     """
     tags = average.known_tags
     if not tags:
@@ -270,9 +271,13 @@ def part_of_speech_figure(
     across = 2 if len(maps) in (2, 4) else min(3, len(maps))
     down = -(-len(maps) // across)
     map_width = min(2.4, max(1.5, 0.3 * len(average.layers)))
-    width = map_width * across + 1.8
+    maps_width = map_width * across + 1.8
     height = (0.17 * len(tags) + 0.7) * down
-    figure, axes = panels(width, height, down, across, sharex=True, sharey=True)
+    figure = Figure(figsize=(maps_width + BOXES_WIDTH, height), layout="constrained")
+    widths = (maps_width, BOXES_WIDTH)
+    parts = figure.subfigures(1, 2, squeeze=False, width_ratios=widths)
+    map_part, box_part = parts[0]
+    axes = map_part.subplots(down, across, sharex=True, sharey=True, squeeze=False)
     for ax in axes.flat[len(maps) :]:
         ax.axis("off")
 
@@ -291,5 +296,37 @@ def part_of_speech_figure(
             ax.set_xlabel("layer", fontsize=8)
             ax.tick_params(labelbottom=True)
 
-    figure.colorbar(image, ax=axes.ravel().tolist(), label="deep share", fraction=0.04)
+    map_part.colorbar(image, ax=list(axes.flat), label="deep share", fraction=0.04)
+    _draw_boxes(box_part.subplots(), sources, tags)
     return figure
+
+
+def _draw_boxes(ax: Axes, sources: Mapping[str, Summary], tags: Sequence[int]) -> None:
+    """A box for each tag, of its mean deep share in every layer of every source.
+
+    Sorted by the median, the deepest at the bottom. A source counts with the tags of
+    which it has enough tokens.
+    """
+    shares = {}
+    for tag in tags:
+        means = [summary.tag_means[0, tag] for summary in sources.values()]
+        known = np.concatenate(means)
+        shares[UPOS[tag]] = known[np.isfinite(known)]
+
+    names = sorted(shares, key=lambda name: float(np.median(shares[name])))
+    ax.boxplot(
+        [shares[name] for name in names],
+        positions=range(len(names)),
+        orientation="horizontal",
+        widths=0.6,
+        manage_ticks=False,
+        medianprops={"color": INK, "linewidth": 1.6},
+        flierprops={"markersize": 2},
+    )
+    ax.axvline(0.5, color=MUTED, linewidth=0.8, linestyle=":")
+    plain(ax)
+    ax.set_yticks(range(len(names)), names, fontsize=7)
+    ax.set_ylim(len(names) - 0.5, -0.5)
+    ax.tick_params(axis="x", labelsize=7)
+    ax.set_xlabel("deep share", fontsize=8)
+    ax.set_title("all layers and sources", fontsize=8)

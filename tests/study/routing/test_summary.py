@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
 from dualpath_cli.report.bootstrap import resample_weights
+from dualpath_cli.report.figures import INK
 from dualpath_cli.study.parts_of_speech import CLASSES, UPOS
 from dualpath_cli.study.routing import readouts
 from dualpath_cli.study.routing.figures import (
@@ -212,6 +213,29 @@ def test_a_source_that_knows_no_part_of_speech_leaves_the_colours_to_the_others(
     assert figure is not None
     ranges = {image.get_clim() for ax in figure.axes for image in ax.images}
     assert ranges == {(0.3, 0.7)}
+
+
+def test_a_box_has_a_tags_means_of_all_layers_and_sources_and_stands_by_their_median():
+    noun, verb = UPOS.index("NOUN"), UPOS.index("VERB")
+    first, second = summary_of(), summary_of()
+    first.tag_means[:, noun] = (0.2, 0.2, 0.2, 0.2, 0.3, 1.0)
+    second.tag_means[:, noun] = (0.1, 0.1, 0.2, 0.2, 0.3, 1.0)
+    first.tag_means[:, verb] = 0.25  # of which the second has too few
+    sources = {"first": first, "second": second}
+    figure = part_of_speech_figure(sources, Summary.average([first, second]))
+    assert figure is not None
+    maps = [ax for ax in figure.axes if ax.images]
+    assert len(maps) == 3
+    tags_of_maps = [label.get_text() for label in maps[0].get_yticklabels()]
+    assert tags_of_maps == ["VERB", "NOUN"]  # by the mean
+
+    (boxes,) = [ax for ax in figure.axes if ax.get_title() == "all layers and sources"]
+    tags_of_boxes = [label.get_text() for label in boxes.get_yticklabels()]
+    assert tags_of_boxes == ["NOUN", "VERB"]
+    assert boxes.yaxis_inverted()  # the deepest at the bottom
+    medians = [line for line in boxes.lines if line.get_color() == INK]
+    assert [line.get_xdata()[0] for line in medians] == [0.2, 0.25]
+    assert boxes.dataLim.x1 == pytest.approx(1.0)  # the farthest one is drawn, too
 
 
 def test_every_layer_of_every_source_has_a_panel_of_its_gates_in_the_same_colours():
