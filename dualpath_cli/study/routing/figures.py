@@ -262,7 +262,10 @@ def part_of_speech_figure(
     summaries = dict(sources)
     if len(sources) > 1:
         summaries["mean of the sources"] = average
-    maps = {name: summary.tag_means[0, tags] for name, summary in summaries.items()}
+    maps = {
+        name: summary.tag_means["deep_share"][0, tags]
+        for name, summary in summaries.items()
+    }
     # All maps have the colours of the share that is furthest from one half. A short
     # source may know no tag.
     reach = float(np.nanmax(np.abs(np.stack(list(maps.values())) - 0.5)))
@@ -297,11 +300,11 @@ def part_of_speech_figure(
             ax.tick_params(labelbottom=True)
 
     map_part.colorbar(image, ax=list(axes.flat), label="deep share", fraction=0.04)
-    _draw_boxes(box_part.subplots(), sources, tags)
+    _draw_boxes(box_part.subplots(), list(sources.values()), tags)
     return figure
 
 
-def _draw_boxes(ax: Axes, sources: Mapping[str, Summary], tags: Sequence[int]) -> None:
+def _draw_boxes(ax: Axes, summaries: Sequence[Summary], tags: Sequence[int]) -> None:
     """A box for each tag, of its mean deep share in every layer of every source.
 
     Sorted by the median, the deepest at the bottom. A source counts with the tags of
@@ -309,9 +312,9 @@ def _draw_boxes(ax: Axes, sources: Mapping[str, Summary], tags: Sequence[int]) -
     """
     shares = {}
     for tag in tags:
-        means = [summary.tag_means[0, tag] for summary in sources.values()]
-        known = np.concatenate(means)
-        shares[UPOS[tag]] = known[np.isfinite(known)]
+        means = [summary.tag_means["deep_share"][0, tag] for summary in summaries]
+        means_of_all = np.concatenate(means)
+        shares[UPOS[tag]] = means_of_all[np.isfinite(means_of_all)]
 
     names = sorted(shares, key=lambda name: float(np.median(shares[name])))
     ax.boxplot(

@@ -7,7 +7,8 @@ Every statistic is computed from all of these (`summary.py`), so memory does not
 with the text.
 
 Shapes: B sequences, T positions, L places of layers with gates, K loops, N repetitions
-of the core, C experts of a token, R 1 + resamples, P parts of speech, E experts.
+of the core, C experts of a token, R 1 + resamples, P parts of speech, Q TAG_READOUTS,
+E experts.
 """
 
 import math
@@ -34,6 +35,8 @@ READOUTS = (
     "expected_loops",
 )
 """Fields of LayerTrace, each a number for every token and layer."""
+TAG_READOUTS = ("deep_share", "gate_deep", "gate_wide", "expected_loops")
+"""The `READOUTS` that are summed by part of speech, too."""
 STEP_READOUTS = {"step_weights": 0.0, "step_sizes": math.nan, "step_cosines": math.nan}
 """Fields of LayerTrace, each K numbers; the value fills up layers of fewer steps."""
 EXPERT_READOUTS = ("experts", "expert_weights")
@@ -210,7 +213,8 @@ class RoutingSums:
             "gate_density": (n_layers, GATE_BINS, GATE_BINS),  # deep, wide
             "contribution_density": (n_layers, CONTRIBUTION_BINS, CONTRIBUTION_BINS),
             "tag_tokens": (resamples, len(UPOS)),
-            "tag_sums": (resamples, len(UPOS), n_layers),  # of deep shares
+            # 9 MB with 16 layers
+            "tag_sums": (resamples, len(UPOS), n_layers, len(TAG_READOUTS)),
             # A token counts once for each of its experts.
             "expert_tokens": (resamples, n_layers, experts),
         }
@@ -257,10 +261,11 @@ class RoutingSums:
         places_P = torch.arange(len(UPOS), device=tags.device)
         text_tags_BT = torch.where(text, tags, -1)
         has_tag_BTP = (text_tags_BT[..., None] == places_P).double()
-        share_BTL = values[..., READOUTS.index("deep_share")]
-        tag_shares_BPL = torch.einsum("btp,btl->bpl", has_tag_BTP, share_BTL)
+        columns_Q = [READOUTS.index(name) for name in TAG_READOUTS]
+        values_BTLQ = values[..., columns_Q]
+        tag_values_BPLQ = torch.einsum("btp,btlq->bplq", has_tag_BTP, values_BTLQ)
         sums["tag_tokens"] += weights.T @ has_tag_BTP.sum(1)
-        sums["tag_sums"] += torch.einsum("br,bpl->rpl", weights, tag_shares_BPL)
+        sums["tag_sums"] += torch.einsum("br,bplq->rplq", weights, tag_values_BPLQ)
 
         if "core_sums" in sums:
             assert core is not None

@@ -262,7 +262,7 @@ def _load_tagger(session: Session[RunLaunch]) -> Tagger | None:
 
 
 class RoutingStudy(bench.Study[RoutingPass | PagePass]):
-    semantics = 7
+    semantics = 8
 
     def __init__(self, session: Session[RunLaunch], tagger: Tagger | None) -> None:
         self._options: RoutingOptions = session.launch.options

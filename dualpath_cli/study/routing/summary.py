@@ -3,7 +3,7 @@
 Every statistic is computed from all resamples of the sums (`readouts.py`).
 
 Shapes: L places of layers with gates, R 1 + resamples, N repetitions of the core, P
-parts of speech, E experts.
+parts of speech, Q TAG_READOUTS, E experts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,13 @@ from scipy.special import entr
 
 from dualpath_cli.report.bootstrap import Floats, interval
 from dualpath_cli.study.parts_of_speech import CLASSES, UPOS
-from dualpath_cli.study.routing.readouts import CORE_READOUTS, Label, Sums, columns
+from dualpath_cli.study.routing.readouts import (
+    CORE_READOUTS,
+    TAG_READOUTS,
+    Label,
+    Sums,
+    columns,
+)
 
 # A part of speech with fewer tokens in a source is left out, as in the paper
 LEAST_TOKENS = 10
@@ -30,8 +36,9 @@ class Summary:
 
     layers: tuple[Label, ...]  # names of the places
     means: Mapping[str, Floats]  # of each read-out, and the load of experts, (R, L)
-    # deep share by part of speech, (R, P, L); nan where tokens are too few
-    tag_means: Floats
+    # of each of `TAG_READOUTS` by part of speech, (R, P, L); nan where tokens are too
+    # few
+    tag_means: Mapping[str, Floats]
     # deep share minus that of other tokens, (R, L)
     class_differences: Mapping[str, Floats]
     clusters: int  # documents or windows of the source; of several sources the least
@@ -43,13 +50,16 @@ class Summary:
         """The summary of one source; `loops` is the K of `columns`."""
         with np.errstate(divide="ignore", invalid="ignore"):
             means_RLC = sums["sums"] / sums["tokens"][:, None, None]
-            tag_means = sums["tag_sums"] / sums["tag_tokens"][..., None]
+            tag_means_RPLQ = sums["tag_sums"] / sums["tag_tokens"][..., None, None]
             classes = {
                 name: _class_difference(sums, upos) for name, upos in CLASSES.items()
             }
 
         too_few = sums["tag_tokens"][0] < LEAST_TOKENS
-        tag_means[:, too_few] = np.nan
+        tag_means_RPLQ[:, too_few] = np.nan
+        tag_means = {
+            name: tag_means_RPLQ[..., n] for n, name in enumerate(TAG_READOUTS)
+        }
         means = {name: means_RLC[..., n] for n, name in enumerate(columns(loops))}
         return cls(
             layers=tuple(layers),
@@ -68,6 +78,10 @@ class Summary:
             name: np.mean([summary.means[name] for summary in summaries], 0)
             for name in first.means
         }
+        tag_means = {
+            name: _mean_of_known([summary.tag_means[name] for summary in summaries])
+            for name in first.tag_means
+        }
         classes = {}
         for name in CLASSES:
             differences = [summary.class_differences[name] for summary in summaries]
@@ -80,7 +94,7 @@ class Summary:
         return cls(
             layers=first.layers,
             means=means,
-            tag_means=_mean_of_known([summary.tag_means for summary in summaries]),
+            tag_means=tag_means,
             class_differences=classes,
             clusters=min(summary.clusters for summary in summaries),
             core=core,
@@ -144,14 +158,7 @@ class Summary:
     def report(self) -> dict[str, Any]:
         """All means with intervals, for JSON: lists are over the places, those of the
         core over its repetitions."""
-        tags = {}
-        for place in self.known_tags:
-            values = self.tag_means[:, place]
-            tags[UPOS[place]] = {
-                "deep_share": self.estimate(values.mean(1)),
-                "layers": self.estimate(values),
-            }
-
+        tags = {UPOS[place]: self._report_of_tag(place) for place in self.known_tags}
         classes = {}
         for name, values in self.class_differences.items():
             if np.isfinite(values[0]).all():
@@ -174,17 +181,28 @@ class Summary:
             report["core"] = core
         return report
 
+    def _report_of_tag(self, place: int) -> dict[str, Any]:
+        """Each of `TAG_READOUTS` of a place in UPOS: `NAME` is its mean over layers,
+        `NAME_layers` by layer; the deep share is by layer in `layers`."""
+        report = {}
+        for name, means_RPL in self.tag_means.items():
+            values_RL = means_RPL[:, place]
+            by_layer = "layers" if name == "deep_share" else f"{name}_layers"
+            report[name] = self.estimate(values_RL.mean(1))
+            report[by_layer] = self.estimate(values_RL)
+        return report
+
     @property
     def known_tags(self) -> list[int]:
         """Places in UPOS of the tags with enough tokens, by growing deep share."""
-        means = self.tag_means[0].mean(1)
+        means = self.tag_means["deep_share"][0].mean(1)
         return [int(place) for place in np.argsort(means) if np.isfinite(means[place])]
 
 
 def _class_difference(sums: Sums, upos: Sequence[str]) -> Floats:
     """Mean deep share of the tags minus that of all other tagged tokens, (R, L)."""
     tokens_RP = sums["tag_tokens"]
-    shares_RPL = sums["tag_sums"]
+    shares_RPL = sums["tag_sums"][..., TAG_READOUTS.index("deep_share")]
     inside_P = np.isin(UPOS, upos)
     outside_P = ~inside_P
 

@@ -26,6 +26,12 @@ from dualpath_cli.spec.intervention import Intervention
 from dualpath_cli.study import parts_of_speech
 from dualpath_cli.study.bench import read_arrays
 from dualpath_cli.study.parts_of_speech import CLASSES
+from dualpath_cli.study.routing.readouts import (
+    CORE_READOUTS,
+    EXPERT_READOUTS,
+    READOUTS,
+    STEP_READOUTS,
+)
 from dualpath_cli.study.routing.tokens import token_texts
 from tests.model import reference
 from tests.study.conftest import CORE, Studied, Study, data_of, model_of
@@ -42,6 +48,13 @@ PER_LAYER = [
     "deep_share",
     "expected_loops",
 ]
+OF_TAGS = {
+    "deep_share": "layers",
+    "gate_deep": "gate_deep_layers",
+    "gate_wide": "gate_wide_layers",
+    "expected_loops": "expected_loops_layers",
+}
+"""Read-outs of a part of speech, and their keys by layer, in the summary."""
 
 
 def routing(run: Path, *words: str) -> Path:
@@ -147,10 +160,11 @@ def test_the_summary_is_what_plain_means_over_the_rows_give(whole):
             mean = columns[name].astype(float).mean(0)
             assert report["layers"][name]["mean"] == pytest.approx(mean, rel=1e-5), name
         for tag in ("NUM", "NOUN", "SPACE"):
-            mean = columns["deep_share"][columns["upos"] == tag].mean(0)
-            assert report["upos"][tag]["layers"]["mean"] == pytest.approx(
-                mean, rel=1e-5
-            )
+            for name, key in OF_TAGS.items():
+                mean = columns[name][columns["upos"] == tag].mean(0)
+                found = report["upos"][tag]
+                assert found[key]["mean"] == pytest.approx(mean, rel=1e-5), name
+                assert found[name]["mean"] == pytest.approx(mean.mean(), rel=1e-5)
         present = {
             n for n, upos in CLASSES.items() if np.isin(columns["upos"], upos).any()
         }
@@ -201,6 +215,18 @@ def test_the_command_writes_and_names_everything(whole):
         f"{high:.3f})",
         *means,
     ]
+
+
+def test_the_page_of_routing_names_every_column_and_every_class(whole):
+    path = Path(__file__).parents[3] / "docs" / "routing.md"
+    page = path.read_text(encoding="utf-8")
+    readouts = [*READOUTS, *STEP_READOUTS, *EXPERT_READOUTS, *CORE_READOUTS]
+    written = pq.read_schema(whole.folder / "routing.parquet").names
+    named = page.partition("### Columns")[2].partition("\n## ")[0]
+    for column in (*written, *readouts):
+        assert f"`{column}`" in named
+    for name, upos in CLASSES.items():
+        assert f"| `{name}` | {', '.join(upos)} |\n" in page
 
 
 def test_without_a_tagger_there_are_no_parts_of_speech(

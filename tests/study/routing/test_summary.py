@@ -19,7 +19,12 @@ from dualpath_cli.study.routing.figures import (
     density_by_layer_figure,
     part_of_speech_figure,
 )
-from dualpath_cli.study.routing.readouts import READOUTS, RoutingSums, columns
+from dualpath_cli.study.routing.readouts import (
+    READOUTS,
+    TAG_READOUTS,
+    RoutingSums,
+    columns,
+)
 from dualpath_cli.study.routing.summary import Summary
 
 LAYERS, LOOPS, EXPERTS, TAKEN = 2, 3, 5, 2
@@ -72,7 +77,7 @@ def test_every_sum_is_that_of_a_loop_over_tokens_and_layers():
                 expected["tag_tokens"][:, tag] += weight
             for layer in range(LAYERS):
                 read = data["values"][s, t, layer].tolist()
-                g_d, g_w, norm_d, norm_w, _, share = read[:6]
+                g_d, g_w, norm_d, norm_w = read[:4]
                 for name, value in {
                     **dict(zip(READOUTS, read, strict=False)),
                     **{
@@ -91,7 +96,9 @@ def test_every_sum_is_that_of_a_loop_over_tokens_and_layers():
                 )
                 expected["contribution_density"][layer, deep, wide] += 1
                 if tag >= 0:
-                    expected["tag_sums"][:, tag, layer] += weight * share
+                    for place, name in enumerate(TAG_READOUTS):
+                        value = read[READOUTS.index(name)]
+                        expected["tag_sums"][:, tag, layer, place] += weight * value
                 for expert in data["chosen"][s, t, layer].tolist():
                     expected["expert_tokens"][:, layer, expert] += weight
     for name, array in expected.items():
@@ -150,7 +157,9 @@ RESAMPLED = 11
 def summary_of(layers: int = 6) -> Summary:
     """A summary without spread: every resample is the same."""
     columns = {"cosine": np.full((RESAMPLED, layers), 0.3)}
-    nothing = np.full((RESAMPLED, len(UPOS), layers), np.nan)
+    nothing = {
+        name: np.full((RESAMPLED, len(UPOS), layers), np.nan) for name in TAG_READOUTS
+    }
     return Summary(
         tuple(range(layers)),
         columns,
@@ -182,12 +191,29 @@ def test_a_rare_part_of_speech_is_left_out_and_a_frequent_one_is_a_mean():
     summary = from_batch(data)
     # NUM has nine
     assert {UPOS[place] for place in summary.known_tags} == {"NOUN", "SYM"}
-    means = [summary.tag_means[0, place].mean() for place in summary.known_tags]
+    shares_PL = summary.tag_means["deep_share"][0]
+    means = [shares_PL[place].mean() for place in summary.known_tags]
     assert means == sorted(means)
     report = summary.report()["upos"]
     share = data["values"][..., 5].reshape(-1, LAYERS).numpy()
     assert report["SYM"]["layers"]["mean"] == pytest.approx(share[9:19].mean(0))
     assert report["SYM"]["deep_share"]["mean"] == pytest.approx(share[9:19].mean())
+
+
+def test_gates_and_loops_of_a_part_of_speech_are_means_over_its_tokens():
+    data = batch(0, sequences=12, length=40)
+    data["tags"][:] = UPOS.index("NOUN")
+    data["tags"][:, ::3] = UPOS.index("VERB")
+    report = from_batch(data).report()["upos"]
+    assert report.keys() == {"NOUN", "VERB"}
+    for upos, found in report.items():
+        chosen = data["text"] & (data["tags"] == UPOS.index(upos))
+        values = data["values"][chosen].numpy()  # (tokens, layers, columns)
+        for name in ("gate_deep", "gate_wide", "expected_loops"):
+            means = values[..., COLUMN[name]].mean(0)
+            assert found[f"{name}_layers"]["mean"] == pytest.approx(means)
+            assert found[name]["mean"] == pytest.approx(means.mean())
+            assert found[name]["low"] < means.mean() < found[name]["high"]
 
 
 def test_sources_weigh_the_same_however_long_they_are():
@@ -200,14 +226,17 @@ def test_sources_weigh_the_same_however_long_they_are():
         )
     # What one source does not have, the other one decides.
     noun = UPOS.index("NOUN")
-    assert np.isnan(short.tag_means[0, noun]).all()
-    np.testing.assert_array_equal(both.tag_means[:, noun], long.tag_means[:, noun])
+    for name in TAG_READOUTS:
+        assert np.isnan(short.tag_means[name][0, noun]).all()
+        np.testing.assert_array_equal(
+            both.tag_means[name][:, noun], long.tag_means[name][:, noun]
+        )
 
 
 def test_a_source_that_knows_no_part_of_speech_leaves_the_colours_to_the_others():
     noun = UPOS.index("NOUN")
     long = summary_of()
-    long.tag_means[:, noun] = 0.3
+    long.tag_means["deep_share"][:, noun] = 0.3
     sources = {"short": summary_of(), "long": long}
     figure = part_of_speech_figure(sources, Summary.average(list(sources.values())))
     assert figure is not None
@@ -218,9 +247,9 @@ def test_a_source_that_knows_no_part_of_speech_leaves_the_colours_to_the_others(
 def test_a_box_has_a_tags_means_of_all_layers_and_sources_and_stands_by_their_median():
     noun, verb = UPOS.index("NOUN"), UPOS.index("VERB")
     first, second = summary_of(), summary_of()
-    first.tag_means[:, noun] = (0.2, 0.2, 0.2, 0.2, 0.3, 1.0)
-    second.tag_means[:, noun] = (0.1, 0.1, 0.2, 0.2, 0.3, 1.0)
-    first.tag_means[:, verb] = 0.25  # of which the second has too few
+    first.tag_means["deep_share"][:, noun] = (0.2, 0.2, 0.2, 0.2, 0.3, 1.0)
+    second.tag_means["deep_share"][:, noun] = (0.1, 0.1, 0.2, 0.2, 0.3, 1.0)
+    first.tag_means["deep_share"][:, verb] = 0.25  # of which the second has too few
     sources = {"first": first, "second": second}
     figure = part_of_speech_figure(sources, Summary.average([first, second]))
     assert figure is not None
