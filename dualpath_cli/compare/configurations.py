@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import log
 from statistics import fmean, median, stdev
 from typing import Literal, TypeVar
@@ -52,6 +52,8 @@ class Configuration:
     family: Family
     # percent of both paths' FLOPs that the deep one has; None for one path
     alpha: float | None
+    # the same of configured widths, which Eq. heff has not rounded up
+    configured_alpha: float | None
     loops: int | None  # K; None without a deep path
     layers: int
     tokens: int  # training tokens
@@ -94,12 +96,14 @@ class Configuration:
 
     @property
     def share(self) -> float | None:
-        """Alpha in steps of 2.5 %.
+        """The alpha that widths were solved for, in steps of 2.5 %.
 
-        Solved widths miss the requested alpha by up to one percentage point, and by a
-        different amount at each budget.
+        Solved widths miss it by a different amount at each budget, seldom by more than
+        one percentage point. Effective widths may add three: the paper solved in
+        multiples of 64, and rounds up to 256.
         """
-        return None if self.alpha is None else 2.5 * round(self.alpha / 2.5)
+        alpha = self.configured_alpha
+        return None if alpha is None else 2.5 * round(alpha / 2.5)
 
     @property
     def expected_loops(self) -> float | None:
@@ -265,10 +269,8 @@ def _configuration(
     model = runs[0].settings.model
     family = _family(model, layers)
 
-    flops = count.all_flops(model)
-    of_deep = sum(layer.deep for layer in flops)
-    of_wide = sum(layer.wide for layer in flops)
-    linear = sum(layer.linear_total for layer in flops)
+    is_dual = family == "dual"
+    linear = sum(layer.linear_total for layer in count.all_flops(model))
 
     # Runs have a rate of their own only with --best lr.
     best_rate: float | None = None
@@ -288,7 +290,8 @@ def _configuration(
     return Configuration(
         name,
         family,
-        alpha=100 * of_deep / (of_deep + of_wide) if family == "dual" else None,
+        alpha=_alpha(model) if is_dual else None,
+        configured_alpha=_alpha(_as_configured(model)) if is_dual else None,
         loops=model.most_loops if family in ("loop", "dual") else None,
         core=_core(model),
         core_loops=None if model.core is None else model.core_loops,
@@ -319,6 +322,23 @@ def _family(model: ModelConfig, layers: int) -> Family:
     if model.repeats_core:
         return "core"
     return "expanded" if model.n_layers > layers else "wide"
+
+
+def _alpha(model: ModelConfig) -> float:
+    """The deep paths' percent of the FLOPs of both paths, in all layers."""
+    flops = count.all_flops(model)
+    of_deep = sum(layer.deep for layer in flops)
+    of_wide = sum(layer.wide for layer in flops)
+    return 100 * of_deep / (of_deep + of_wide)
+
+
+def _as_configured(model: ModelConfig) -> ModelConfig:
+    """The model with effective widths that are not rounded up (Eq. heff).
+
+    Experts have the FLOPs of the dense path in their place, which may be too narrow for
+    them without the rounding, and so stands for them.
+    """
+    return replace(model, ffn_multiple_of=1, n_experts=0)
 
 
 def _core(model: ModelConfig) -> str | None:

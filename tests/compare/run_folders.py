@@ -187,6 +187,7 @@ def configuration(
     fields: dict[str, Any] = {
         "family": "dual",
         "alpha": 50.0,
+        "configured_alpha": 50.0,
         "loops": 2,
         "layers": 4,
         "tokens": 1000,
@@ -209,6 +210,7 @@ def wide(scores: Mapping[int, float], **changes: Any) -> Configuration:
         scores,
         family="wide",
         alpha=None,
+        configured_alpha=None,
         loops=None,
         **{"parameters": 2_000_000, "active": 2_000_000, **changes},
     )

@@ -29,6 +29,7 @@ from dualpath_cli.compare.runs import (
 )
 from dualpath_cli.compare.tables import group_tables
 from dualpath_cli.flops.count import flops_by_layer
+from dualpath_cli.recipe.recipes import load_recipe
 from dualpath_cli.report.table import format_csv
 from dualpath_cli.run.tables import read_csv
 from dualpath_cli.spec.config import ModelConfig
@@ -41,6 +42,7 @@ from tests.compare.run_folders import (
     write_run,
     write_sweep,
 )
+from tests.flops.paper import CONFIGURATIONS
 
 WIDE = model_of("wide")
 SCORES = {"novels": 2.0, "peps": 2.5}
@@ -353,7 +355,24 @@ def test_without_a_budget_no_model_is_another_one_expanded(tmp_path):
 @pytest.mark.parametrize("alpha", [12.5, 25, 37.5, 50, 75, 90])
 @pytest.mark.parametrize("off", [-1, -0.6, 0, 0.4, 1])
 def test_solved_widths_that_miss_alpha_by_up_to_a_point_have_one_share(alpha, off):
-    assert configuration("dual", {}, alpha=alpha + off).share == alpha
+    missed = configuration("dual", {}, configured_alpha=alpha + off)
+    assert missed.share == alpha
+
+
+def test_the_papers_dual_models_are_called_by_the_alpha_of_their_recipes(tmp_path):
+    """Also those whose effective widths have three points more, as F80M a25 K4."""
+    duals = [row for row in CONFIGURATIONS if row.block == "dual"]
+    for row in duals:
+        model = load_recipe(row.recipe)["model"]
+        budget = {"run": {"budget": row.budget}}
+        write_run(tmp_path / row.recipe, model, SCORES, cell=row.recipe, **budget)
+
+    groups = groups_of(all_of(tmp_path))
+    found = {name: c.share for group in groups for name, c in by_name(group).items()}
+    assert found == {row.recipe: row.alpha for row in duals}
+    assert len(found) == 18
+    widest = by_name(groups[0])["f80m_a25_k4"]
+    assert widest.alpha == pytest.approx(28.17, abs=0.01)  # as tables have it
 
 
 def test_a_repeated_core_is_a_family_with_columns_that_tell_models_apart(tmp_path):
