@@ -1,12 +1,13 @@
 """The figures of a comparison, with families by colour and K by marker.
 
-Quality against parameters, as in the paper's figure; differences with their intervals;
-loss against tokens and measured time.
+Quality against parameters, on the validation sets and, as in the paper's figure, on its
+benchmarks; differences with their intervals; loss against tokens and measured time.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import cycle
 from math import isfinite
+from operator import itemgetter
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -20,10 +21,13 @@ from dualpath_cli.compare.configurations import (
     FAMILIES,
     Configuration,
     Group,
+    mean_and_error,
     partition,
 )
 from dualpath_cli.compare.differences import Difference, pair_of, shown_together
 from dualpath_cli.compare.runs import AGGREGATE
+from dualpath_cli.compare.studies import SCORE_OF, Record
+from dualpath_cli.evaluation.benchmarks import MEANS
 from dualpath_cli.report.bootstrap import Floats
 from dualpath_cli.report.figures import FAMILY_COLORS, MUTED, panels, plain, shades
 
@@ -34,19 +38,28 @@ START = 0.1
 TOKENS = 0  # places in a point of a curve
 LOSS = 1
 HOURS = 2
+*_, PAPER_MEAN = MEANS  # the mean over all of the paper's benchmarks
+
+Score = tuple[float, float | None]  # the mean over seeds, and its standard error
 
 
-def captions(groups: Sequence[Group]) -> dict[str, str]:
+def captions(
+    groups: Sequence[Group], evaluations: Sequence[Record] = ()
+) -> dict[str, str]:
     """The captions of the figures by name, in the order of a page."""
     shown = [c for group in groups for c in group.configurations]
     several = any(len(c.seeds) > 1 for c in shown)
     seeds = ": mean over seeds, band from the lowest to the highest" if several else ""
     if any(c.best_rate for c in shown):
         seeds += "; of the tried learning rates, that nearest to the best"
+    quality = "Bits per byte against parameters; lower and further left is better."
+    if any(paper_means(group, evaluations) for group in groups):
+        quality += (
+            " Below, the mean of the paper's 17 benchmarks, with a parabola through "
+            "PureWide and PureLoop."
+        )
     return {
-        "quality": (
-            "Bits per byte against parameters; lower and further left is better."
-        ),
+        "quality": quality,
         "differences": (
             "Differences in bits per byte, left of 0 is better: thin bars are 95 % "
             "intervals, thick ones 90 %; open marks have no test. A margin is grey."
@@ -56,25 +69,49 @@ def captions(groups: Sequence[Group]) -> dict[str, str]:
 
 
 def draw(
-    groups: Sequence[Group], tests: Sequence[Difference]
+    groups: Sequence[Group],
+    tests: Sequence[Difference],
+    evaluations: Sequence[Record],
 ) -> dict[str, Figure | None]:
     return {
-        "quality": quality(groups),
+        "quality": quality(groups, evaluations),
         "differences": differences(groups, tests),
         "curves": curves(groups),
     }
 
 
-def quality(groups: Sequence[Group]) -> Figure:
-    """Bits per byte against parameters: a panel a group."""
-    figure, axes = panels(1.0 + 4.6 * len(groups), 4.6, 1, len(groups))
-    for ax, group in zip(axes[0], groups, strict=True):
-        _draw_quality(ax, group)
+def quality(groups: Sequence[Group], evaluations: Sequence[Record] = ()) -> Figure:
+    """Bits per byte against parameters: a panel a group.
+
+    A second row has the mean of the paper's benchmarks, where every configuration of a
+    group has one among the `evaluations`.
+    """
+    means = [paper_means(group, evaluations) for group in groups]
+    rows = 2 if any(means) else 1
+    figure, axes = panels(1.0 + 4.6 * len(groups), 4.6 * rows, rows, len(groups))
+    parabolas: list[Line2D] = []
+    for group, its_means, column in zip(groups, means, axes.T, strict=True):
+        scores = {
+            c: (c.mean(AGGREGATE), c.standard_error(AGGREGATE))
+            for c in group.configurations
+        }
+        _draw_quality(column[0], group, scores)
+        column[0].set_ylabel(f"bits per byte, {AGGREGATE}")
+        single = all(len(c.seeds) == 1 for c in group.configurations)
+        title = f"{group.name}, single runs" if single else group.name
+        column[0].set_title(title, fontsize=9)
+
+        if its_means:
+            _draw_quality(column[1], group, its_means)
+            parabolas += _draw_parabola(column[1], its_means)
+            column[1].set_ylabel("bits per byte, mean of the paper's 17 benchmarks")
+        elif rows == 2:
+            column[1].set_axis_off()
 
     shown = [c for group in groups for c in group.configurations]
     errors = any(len(c.seeds) > 1 for c in shown)
     figure.legend(
-        handles=_legend(shown),
+        handles=[*_legend(shown), *parabolas[:1]],
         ncols=4 if len(groups) == 1 else 9,
         loc="outside lower center",
         frameon=False,
@@ -86,11 +123,36 @@ def quality(groups: Sequence[Group]) -> Figure:
     return figure
 
 
-def _draw_quality(ax: Axes, group: Group) -> None:
+def paper_means(
+    group: Group, evaluations: Sequence[Record]
+) -> dict[Configuration, Score]:
+    """The mean of the paper's benchmarks of each configuration.
+
+    Empty unless every configuration has one, all of the same documents, window and
+    precision.
+    """
+    rows = [
+        row
+        for row in evaluations
+        if row["group"] == group.name and row["benchmark"] == PAPER_MEAN
+    ]
+    for alike in partition(rows, SCORE_OF).values():
+        by_name = partition(alike, itemgetter("configuration"))
+        if all(c.name in by_name for c in group.configurations):
+            return {
+                c: mean_and_error([row["score"] for row in by_name[c.name]])
+                for c in group.configurations
+            }
+    return {}
+
+
+def _draw_quality(
+    ax: Axes, group: Group, scores: Mapping[Configuration, Score]
+) -> None:
     """A mark a configuration, and a line through those of one alpha."""
     for label, line in _lines(group).items():
         x = [c.parameters for c in line]
-        y = [c.mean(AGGREGATE) for c in line]
+        y = [scores[c][0] for c in line]
         ax.plot(x, y, color=FAMILY_COLORS["dual"], linewidth=1.2)
         ax.annotate(
             label,
@@ -103,11 +165,11 @@ def _draw_quality(ax: Axes, group: Group) -> None:
             path_effects=[withStroke(linewidth=2.5, foreground="white")],
         )
 
-    for c in group.configurations:
+    for c, (mean, error) in scores.items():
         ax.errorbar(
             c.parameters,
-            c.mean(AGGREGATE),
-            yerr=c.standard_error(AGGREGATE),
+            mean,
+            yerr=error,
             color=FAMILY_COLORS[c.family],
             marker=_marker(c),
             markersize=7,
@@ -117,14 +179,31 @@ def _draw_quality(ax: Axes, group: Group) -> None:
             linestyle="none",
         )
 
-    single = all(len(c.seeds) == 1 for c in group.configurations)
-    title = f"{group.name}, single runs" if single else group.name
-    ax.set(title=title, xlabel="parameters")
-    ax.set_ylabel(f"bits per byte, {AGGREGATE}")
-    ax.title.set_fontsize(9)
+    ax.set(xlabel="parameters")
     ax.xaxis.set_major_formatter(COUNTS)
     ax.margins(x=0.1, y=0.12)
     plain(ax)
+
+
+def _draw_parabola(ax: Axes, scores: Mapping[Configuration, Score]) -> list[Line2D]:
+    """The least-squares parabola of PureWide and PureLoop over parameters, as in the
+    paper's figure; nothing for fewer than three numbers of parameters."""
+    controls = [c for c in scores if c.family in ("wide", "loop")]
+    sizes = np.array([c.parameters / 1e6 for c in controls])
+    if len(set(sizes.tolist())) < 3:
+        return []
+
+    parabola = np.polyfit(sizes, [scores[c][0] for c in controls], 2)
+    x = np.linspace(sizes.min(), sizes.max(), 101)
+    return ax.plot(
+        1e6 * x,
+        np.polyval(parabola, x),
+        color=MUTED,
+        linestyle="--",
+        linewidth=1.0,
+        zorder=1,
+        label="parabola of PureWide, PureLoop",
+    )
 
 
 def _marker(configuration: Configuration) -> str:

@@ -110,9 +110,10 @@ def write_comparison(comparison: Comparison, out: Path) -> list[Path]:
     groups = comparison.groups
     tests = tables_of_tests(comparison.differences, comparison.tests_made)
     laws = comparison.laws
-    drawn = figures.draw(groups, comparison.differences)
+    drawn = figures.draw(groups, comparison.differences, comparison.evaluations)
     drawn["profiles"] = laws.draw() if laws else None
-    captions = {**figures.captions(groups), "profiles": report.CAPTION}
+    captions = figures.captions(groups, comparison.evaluations)
+    captions["profiles"] = report.CAPTION
     main = [table for group in groups for table in group_tables(group)]
 
     texts = {

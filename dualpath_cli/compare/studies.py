@@ -30,6 +30,9 @@ MOST = 1e300  # of a number that any arithmetic here can take
 REPORTS = f"ablations/step-*/{REPORT}"  # in a run folder
 DAMAGE = (LookupError, AttributeError, TypeError, ValueError, OverflowError)
 """Errors that a report raises whose content is not that of a report."""
+SCORE_OF = itemgetter("benchmark", "metric", "documents", "window", "precision")
+"""Scores of other documents, after less context or in another precision are other
+scores."""
 
 
 def ablations_of(
@@ -272,12 +275,8 @@ def table_of_scores(rows: Sequence[Record]) -> Table:
     columns += [Column("documents", ","), Column("window", ","), Column("precision")]
     columns += [Column(name, with_error(".4f")) for name in names]
 
-    # Scores of other documents, after less context or in another precision, are other
-    # scores.
     cells = []
-    score_of = itemgetter("benchmark", "metric", "documents", "window", "precision")
-    by_score = partition(rows, score_of)
-    for score, its_rows in by_score.items():
+    for score, its_rows in partition(rows, SCORE_OF).items():
         by_name = partition(its_rows, itemgetter("configuration"))
         cell = list(score)
         for name in names:

@@ -188,7 +188,7 @@ def home(share: Share, monkeypatch: pytest.MonkeyPatch) -> Path:
         raise UserError("nothing is trained here")
 
     folder = share("home", write_home)  # before commands end where they begin
-    monkeypatch.setattr("dualpath_cli.compare.figures.draw", lambda groups, tests: {})
+    monkeypatch.setattr("dualpath_cli.compare.figures.draw", lambda *_: {})
     monkeypatch.setattr("dualpath_cli.compare.sweep.command.run_all", train)
     monkeypatch.setattr(
         "dualpath_cli.cli.main.resolve_name",

@@ -44,7 +44,7 @@ WRITTEN = {*TESTS, "table.csv", "table.md", "runs.csv", "index.html"}
 @pytest.fixture
 def undrawn(monkeypatch):
     """Figures are drawn where they are looked at."""
-    monkeypatch.setattr("dualpath_cli.compare.figures.draw", lambda groups, tests: {})
+    monkeypatch.setattr("dualpath_cli.compare.figures.draw", lambda *_: {})
 
 
 @pytest.fixture(scope="module")

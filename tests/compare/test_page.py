@@ -4,6 +4,7 @@ import math
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -179,6 +180,76 @@ def test_quality_has_a_point_a_configuration_and_a_line_an_alpha(swept):
         "1.4B",
         "0",
     ]
+
+
+def evaluated(group: Group) -> list[dict[str, Any]]:
+    """The mean of the paper's benchmarks of each configuration, by seed."""
+    facts = {"metric": "bits per byte", "documents": 17, "window": 64}
+    return [
+        {
+            "group": group.name,
+            "configuration": c.name,
+            "seed": seed,
+            "benchmark": "mean BPB of 17",
+            "precision": "float32",
+            "score": 1.2 + 0.1 * place + 0.02 * seed,
+            **facts,
+        }
+        for place, c in enumerate(group.configurations)
+        for seed in c.seeds
+    ]
+
+
+def test_the_mean_of_the_papers_benchmarks_has_a_panel_with_the_parabola_of_controls(
+    swept,
+):
+    above, below = figures.quality([swept], evaluated(swept)).axes
+    assert "aggregate" in above.get_ylabel()
+    assert not [line for line in above.lines if line.get_linestyle() == "--"]
+    assert "17 benchmarks" in below.get_ylabel()
+    points = [tuple(bars[0].get_xydata()[0]) for bars in below.containers]
+    means = {c: 1.21 + 0.1 * n for n, c in enumerate(swept.configurations)}
+    assert points == [(c.parameters, pytest.approx(means[c])) for c in means]
+
+    (parabola,) = [line for line in below.lines if line.get_linestyle() == "--"]
+    x, y = parabola.get_data()
+    controls = [c for c in means if c.family in ("wide", "loop")]
+    sizes = [c.parameters for c in controls]
+    assert len(controls) == 3  # which a parabola meets
+    assert (x[0], x[-1]) == pytest.approx((min(sizes), max(sizes)))
+    third_differences = np.diff(y, 3)
+    assert third_differences == pytest.approx(np.zeros(len(y) - 3), abs=1e-9)
+    near = np.interp(sizes, x, y)
+    assert near == pytest.approx([means[c] for c in controls], abs=1e-3)
+
+
+def test_four_controls_have_the_parabola_with_the_least_squares(swept):
+    wide_model, *loops = [c for c in swept.configurations if c.family != "dual"]
+    sizes = np.array([1.0, 2.0, 4.0, 7.0])
+    controls = [wide_model, *loops, loops[0]]
+    four = [
+        replace(c, name=f"{n}", parameters=int(1e6 * size))
+        for n, (c, size) in enumerate(zip(controls, sizes, strict=True))
+    ]
+    group = replace(swept, configurations=tuple(four))
+    *_, below = figures.quality([group], evaluated(group)).axes
+    (parabola,) = [line for line in below.lines if line.get_linestyle() == "--"]
+
+    powers = np.stack([sizes**0, sizes, sizes**2], 1)
+    scores = np.array([1.21, 1.31, 1.41, 1.51])
+    first, second, third = np.linalg.solve(powers.T @ powers, powers.T @ scores)
+    x = parabola.get_xdata() / 1e6
+    assert parabola.get_ydata() == pytest.approx(first + second * x + third * x**2)
+
+
+@pytest.mark.parametrize("change", [{"configuration": "others"}, {"documents": 9}])
+def test_a_mean_that_a_configuration_lacks_is_not_drawn(swept, change):
+    rows = evaluated(swept)
+    rows[-2:] = [row | change for row in rows[-2:]]
+    assert len(figures.quality([swept], rows).axes) == 1
+    for evaluations, said in ((evaluated(swept), True), (rows, False)):
+        caption = figures.captions([swept], evaluations)["quality"]
+        assert ("parabola through PureWide and PureLoop" in caption) == said
 
 
 def test_differences_have_their_intervals_and_an_open_mark_without_a_test(swept):

@@ -222,7 +222,7 @@ CURVES: list[SimpleNamespace] = []
 def curves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Figures are not drawn; their curves are kept."""
 
-    def draw(groups: list, tests: list) -> dict:
+    def draw(groups: list, *_: object) -> dict:
         CURVES[:] = [
             run for group in groups for c in group.configurations for run in c.runs
         ]

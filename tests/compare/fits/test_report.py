@@ -20,7 +20,7 @@ DOCS = Path(__file__).parents[3] / "docs"
 @pytest.fixture(autouse=True)
 def undrawn(monkeypatch):
     """Other figures are drawn where they are looked at."""
-    monkeypatch.setattr("dualpath_cli.compare.figures.draw", lambda groups, tests: {})
+    monkeypatch.setattr("dualpath_cli.compare.figures.draw", lambda *_: {})
 
 
 @pytest.fixture(scope="module")
