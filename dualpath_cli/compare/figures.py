@@ -339,7 +339,7 @@ def _draw_losses(
     """
     in_minutes = along == HOURS and max(c.hours for c in group.configurations) < 2
     scaling = [np.zeros((1, 1))] if baseline else []  # losses that set the scale
-    for c, color, dashes in _styles(group):
+    for c, color, dashes in styles(group):
         if baseline and (c is baseline or not set(c.seeds) & set(baseline.seeds)):
             continue
         ours, *theirs = shared_points([c, baseline] if baseline else [c])
@@ -401,18 +401,18 @@ def _name_baseline(ax: Axes, baseline: Configuration) -> None:
     ax.set_ylabel("difference (nats per token)")
 
 
-def _styles(group: Group) -> list[tuple[Configuration, str, str]]:
+def styles(group: Group) -> list[tuple[Configuration, str, str]]:
     """Each configuration with a shade of its family's colour, and dashes unlike its
     neighbours'."""
-    styles: list[tuple[Configuration, str, str]] = []
+    found: list[tuple[Configuration, str, str]] = []
     for family in FAMILIES:
         members = [c for c in group.configurations if c.family == family]
         if not members:
             continue
         colors = shades(FAMILY_COLORS[family], len(members))
         dashes = cycle(("-", "--", "-.", ":"))
-        styles += zip(members, colors, dashes, strict=False)
-    return styles
+        found += zip(members, colors, dashes, strict=False)
+    return found
 
 
 def shared_points(configurations: Sequence[Configuration]) -> list[Floats]:

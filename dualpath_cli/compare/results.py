@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dualpath_cli.base.files import write_texts
 from dualpath_cli.base.output import amount
-from dualpath_cli.compare import figures
+from dualpath_cli.compare import figures, routing_figure
 from dualpath_cli.compare.configurations import Group
 from dualpath_cli.compare.differences import Difference
 from dualpath_cli.compare.fits import report
@@ -15,6 +15,7 @@ from dualpath_cli.compare.studies import (
     Record,
     ablations_of,
     evaluations_of,
+    routing_of,
     table_of_classes,
     table_of_scores,
 )
@@ -39,6 +40,7 @@ class Comparison:
     differences: Sequence[Difference]
     ablations: Sequence[Record]
     ablation_classes: Sequence[Record]
+    routings: Sequence[Record]
     evaluations: Sequence[Record]
     left_out: Sequence[str]  # a line for each run or report that is left out
     laws: ScalingLaws | None = None  # with --fit
@@ -51,11 +53,21 @@ class Comparison:
         left_out: Sequence[str],
         laws: ScalingLaws | None,
     ) -> "Comparison":
-        """Adds the ablations and evaluations that the runs of the groups have."""
+        """Adds the ablations, routings and evaluations that the runs of the groups
+        have."""
         ablations, classes, damaged = ablations_of(groups)
-        evaluations, unread = evaluations_of(groups)
-        left_out = [*left_out, *damaged, *unread]
-        return cls(groups, differences, ablations, classes, evaluations, left_out, laws)
+        routings, unrouted = routing_of(groups)
+        evaluations, unscored = evaluations_of(groups)
+        return cls(
+            groups,
+            differences,
+            ablations,
+            classes,
+            routings,
+            evaluations,
+            left_out=[*left_out, *damaged, *unrouted, *unscored],
+            laws=laws,
+        )
 
     @property
     def tests_made(self) -> int:
@@ -111,8 +123,10 @@ def write_comparison(comparison: Comparison, out: Path) -> list[Path]:
     tests = tables_of_tests(comparison.differences, comparison.tests_made)
     laws = comparison.laws
     drawn = figures.draw(groups, comparison.differences, comparison.evaluations)
+    drawn["routing"] = routing_figure.draw(groups, comparison.routings)
     drawn["profiles"] = laws.draw() if laws else None
     captions = figures.captions(groups, comparison.evaluations)
+    captions["routing"] = routing_figure.CAPTION
     captions["profiles"] = report.CAPTION
     main = [table for group in groups for table in group_tables(group)]
 
@@ -126,6 +140,7 @@ def write_comparison(comparison: Comparison, out: Path) -> list[Path]:
         "multipliers.csv": format_csv(laws.records_of_multipliers() if laws else ()),
         "ablations.csv": format_csv(comparison.ablations),
         "ablation_classes.csv": format_csv(comparison.ablation_classes),
+        "routing.csv": format_csv(comparison.routings),
         "evaluations.csv": format_csv(comparison.evaluations),
         "index.html": page.page(
             "Comparison of runs",

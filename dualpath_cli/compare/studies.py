@@ -1,6 +1,6 @@
-"""The ablations and evaluations of a configuration's runs, together."""
+"""The ablations, routings and evaluations of a configuration's runs, together."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from operator import itemgetter
 from statistics import mean, stdev
@@ -28,8 +28,11 @@ T = TypeVar("T")
 Record = dict[str, Any]
 MOST = 1e300  # of a number that any arithmetic here can take
 REPORTS = f"ablations/step-*/{REPORT}"  # in a run folder
+ROUTINGS = "routing/step-*/summary.json"  # the same; its writer imports torch
 DAMAGE = (LookupError, AttributeError, TypeError, ValueError, OverflowError)
 """Errors that a report raises whose content is not that of a report."""
+ROUTED = ("deep_share", "cosine")
+"""Means of each layer in a report of `routing`: columns of routing.csv."""
 SCORE_OF = itemgetter("benchmark", "metric", "documents", "window", "precision")
 """Scores of other documents, after less context or in another precision are other
 scores."""
@@ -49,16 +52,10 @@ def ablations_of(
     classes: list[Record] = []
     left_out: list[str] = []
     for group, c in _configurations_of(groups):
-        found = list(_newest(c, REPORTS, _checked, left_out))
-        reports = _of_same_texts(found, left_out)
-        if len(reports) < 2:
-            continue
-        precisions = {str(report.get("precision")) for report in reports}
-        if len(precisions) > 1:
-            left_out.append(
-                f"left out: the ablations of '{c.name}', as its reports are in "
-                f"different precisions: {', '.join(sorted(precisions))}"
-            )
+        found = _newest(c, REPORTS, _checked, left_out)
+        kept = _of_same_texts(found, "ablation", left_out)
+        reports = [report for _, report in kept]
+        if len(reports) < 2 or _differ_in_precision(c, "ablation", reports, left_out):
             continue
 
         names = {"group": group.name, "configuration": c.name}
@@ -75,6 +72,31 @@ def ablations_of(
         excesses = excess_over_runs([report["excess"] for report in reports])
         classes += [names | row for row in excesses]
     return rows, classes, left_out
+
+
+def routing_of(groups: Sequence[Group]) -> tuple[list[Record], list[str]]:
+    """Rows of routing.csv, and a line for each report left out.
+
+    A configuration has a row for each source and place of a layer with gates, if one of
+    its runs has a report of its last step by `dualpath routing`; several are all in one
+    precision. The reports of a group have the same texts, so that its configurations
+    can be compared.
+    """
+    rows: list[Record] = []
+    left_out: list[str] = []
+    for group in groups:
+        found = chain.from_iterable(
+            _newest(c, ROUTINGS, _checked_routing, left_out)
+            for c in group.configurations
+        )
+        report_of = dict(_of_same_texts(found, "routing", left_out))
+        for c in group.configurations:
+            reports = [report_of[run] for run in c.runs if run in report_of]
+            if not reports or _differ_in_precision(c, "routing", reports, left_out):
+                continue
+            names = {"group": group.name, "configuration": c.name}
+            rows += [names | row for row in routing_over_runs(reports)]
+    return rows, left_out
 
 
 def evaluations_of(groups: Sequence[Group]) -> tuple[list[Record], list[str]]:
@@ -146,11 +168,11 @@ def _check_subject(run: TrainedRun, model: Record, step: int, sha256: str) -> No
 
 
 def _of_same_texts(
-    found: Sequence[tuple[TrainedRun, Record]], left_out: list[str]
-) -> list[Record]:
-    """The reports whose texts are those of the first; each other one adds a line to
-    `left_out`."""
-    same: list[Record] = []
+    found: Iterable[tuple[TrainedRun, Record]], study: str, left_out: list[str]
+) -> list[tuple[TrainedRun, Record]]:
+    """The reports of a study whose texts are those of the first; each other one adds a
+    line to `left_out`."""
+    same: list[tuple[TrainedRun, Record]] = []
     first_text: dict[str, Any] = {}
     first_run: dict[str, TrainedRun] = {}
     for run, report in found:
@@ -161,15 +183,34 @@ def _of_same_texts(
         if others:
             name = others[0]
             left_out.append(
-                f"left out: the ablation of {run.folder}, whose '{name}' is another "
+                f"left out: the {study} of {run.folder}, whose '{name}' is another "
                 f"text, or part of it, than that of {first_run[name].folder}"
             )
             continue
 
-        same.append(report)
+        same.append((run, report))
         first_text = texts | first_text
         first_run = dict.fromkeys(texts, run) | first_run
     return same
+
+
+def _differ_in_precision(
+    configuration: Configuration,
+    study: str,
+    reports: Sequence[Record],
+    left_out: list[str],
+) -> bool:
+    """Whether reports of a study are in several precisions, which adds a line to
+    `left_out`."""
+    precisions = {str(report.get("precision")) for report in reports}
+    if len(precisions) == 1:
+        return False
+
+    left_out.append(
+        f"left out: the {study}s of '{configuration.name}', as its reports are in "
+        f"different precisions: {', '.join(sorted(precisions))}"
+    )
+    return True
 
 
 def _texts(report: Record) -> dict[str, tuple[Any, ...]]:
@@ -202,6 +243,16 @@ def _checked(run: TrainedRun, report: Record) -> Record:
     _ = report["tagger"]
     differences_over_runs([report["rows"]] * 2)
     excess_over_runs([report["excess"]] * 2)
+    return report
+
+
+def _checked_routing(run: TrainedRun, report: Record) -> Record:
+    """Returns the report, as `_checked` does."""
+    checkpoint = report["checkpoint"]
+    _check_subject(run, report["model"], checkpoint["step"], checkpoint["sha256"])
+    _texts(report)
+    if not routing_over_runs([report]):
+        raise ValueError("no layer of a source in it")
     return report
 
 
@@ -344,12 +395,53 @@ def excess_over_runs(runs: Sequence[Sequence[Record]]) -> list[Record]:
     return [without_nan(record) for record in records]
 
 
+def routing_over_runs(runs: Sequence[Record]) -> list[Record]:
+    """The deep share, and the cosine of the paths' updates, at each place that all
+    reports of `routing` have: mean and standard deviation over runs, None for one
+    run."""
+    in_all = _in_all(list(map(_places, runs)), ("source", "layer", "repetition"))
+    records: list[Record] = []
+    for (source, layer, repetition), rows in in_all.items():
+        record: Record = {
+            "source": source,
+            "layer": layer,
+            "repetition": repetition,
+            "runs": len(rows),
+        }
+        for name in ROUTED:
+            values = [row[name] for row in rows]
+            record[name] = mean(values)
+            record[f"{name}_sd"] = stdev(values) if len(values) > 1 else None
+        records.append(record)
+    return records
+
+
+def _places(report: Record) -> list[Record]:
+    """A row a source and place of a report of `routing`."""
+    layers = report["layers"]
+    repetitions = report.get("repetitions", [None] * len(layers))
+    rows = []
+    for source, content in report["sources"].items():
+        columns = [content["layers"][name]["mean"] for name in ROUTED]
+        lengths = {len(column) for column in (repetitions, *columns)}
+        if lengths != {len(layers)}:
+            raise ValueError(f"means of '{source}' are not of its layers")
+        for layer, repetition, *values in zip(
+            layers, repetitions, *columns, strict=True
+        ):
+            place = {"source": source, "layer": layer, "repetition": repetition}
+            row = place | dict(zip(ROUTED, values, strict=True))
+            _check_finite(row, "layer", *ROUTED)
+            rows.append(row)
+    return rows
+
+
 def _in_all(
     runs: Sequence[Sequence[Record]], keys: Sequence[str]
-) -> dict[tuple[str, ...], list[Record]]:
+) -> dict[tuple[Any, ...], list[Record]]:
     """The rows of runs by their values of some keys, where every run has such a row."""
 
-    def values_of(row: Record) -> tuple[str, ...]:
+    def values_of(row: Record) -> tuple[Any, ...]:
         return tuple(row[key] for key in keys)
 
     by_values = partition(chain.from_iterable(runs), values_of)

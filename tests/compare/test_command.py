@@ -1,7 +1,8 @@
-"""`dualpath compare` as a user sees it; ablations and evaluations of a configuration's
-runs."""
+"""`dualpath compare` as a user sees it; ablations, routings and evaluations of a
+configuration's runs."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from dualpath_cli.compare.studies import (
     ablations_of,
     evaluations_of,
     excess_over_runs,
+    routing_of,
     table_of_classes,
     table_of_scores,
 )
@@ -390,8 +392,10 @@ EXCESS = {
 }
 
 
-def made(folder: Path, seeds: int) -> tuple[Path, list[Group]]:
-    sweep = write_sweep(folder / "sweep", ["wide", "a50_k2"], range(seeds))
+def made(
+    folder: Path, seeds: int, cells: Sequence[str] = ("wide", "a50_k2")
+) -> tuple[Path, list[Group]]:
+    sweep = write_sweep(folder / "sweep", cells, range(seeds))
     return sweep, groups_of(
         [read_trained_run(path) for path in find_folders([str(sweep)])]
     )
@@ -602,6 +606,176 @@ def test_the_tests_over_runs_are_corrected_for_their_number():
         excess_over_runs([[EXCESS | {"excess": 0.1}], [EXCESS | {"excess": None}]])
         == []
     )
+
+
+def write_routing(sweep: Path, seed: int, share: float, cell: str = "a50_k2") -> Path:
+    """A report by `dualpath routing` for a run of four layers, on two sources."""
+    run = sweep / f"runs/{cell}/seed_{seed}"
+    path = run / f"routing/step-{STEPS:08d}/summary.json"
+    facts = facts_of(run, STEPS)
+    layers = [0, 1, 2, 3]
+    sources = {
+        name: {
+            "sha256": "7e47",
+            "tokens": 2048,
+            "layers": {
+                "deep_share": {"mean": [share + more + n / 10 for n in layers]},
+                "cosine": {"mean": [-share] * 4},
+                "gate_deep": {"mean": [None] * 4},
+            },
+        }
+        for name, more in (("gsm8k", 0.0), ("novels", 0.02))
+    }
+    report = {
+        "model": facts.pop("model"),
+        "checkpoint": facts,
+        "precision": "32-true",
+        "val_seed": 0,
+        "layers": layers,
+        "sources": sources,
+    }
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(report))
+    older = path.parents[1] / "step-00000005"  # which does not count
+    older.mkdir()
+    (older / "summary.json").write_text("{}")
+    return path
+
+
+def test_routing_is_a_mean_over_runs_in_each_layer_of_each_source(tmp_path):
+    sweep, groups = made(tmp_path, 3, ("wide", "a50_k2", "a50_k4"))
+    for seed, share in enumerate((0.1, 0.2, 0.6)):
+        write_routing(sweep, seed, share)
+    write_routing(sweep, 1, 0.4, "a50_k4")
+    rows, left_out = routing_of(groups)
+    assert left_out == []
+    places = [(row["source"], row["layer"]) for row in rows]
+    one = [(source, layer) for source in ("gsm8k", "novels") for layer in range(4)]
+    assert places == one * 2
+    assert {row["repetition"] for row in rows} == {None}
+
+    several, single = rows[6], rows[14]
+    assert (several["configuration"], several["runs"]) == ("a50_k2", 3)
+    assert several["deep_share"] == pytest.approx(0.3 + 0.02 + 0.2)
+    assert several["deep_share_sd"] == pytest.approx(0.07**0.5)
+    assert several["cosine"] == pytest.approx(-0.3)
+    assert several["cosine_sd"] == pytest.approx(0.07**0.5)
+    assert (single["configuration"], single["runs"]) == ("a50_k4", 1)
+    assert single["deep_share"] == pytest.approx(0.4 + 0.02 + 0.2)
+    assert single["deep_share_sd"] is None
+
+
+def test_layers_that_repeat_have_a_row_a_repetition(tmp_path):
+    sweep, groups = made(tmp_path, 1)
+    path = write_routing(sweep, 0, 0.1)
+    places = {"layers": [1, 2, 1, 2], "repetitions": [1, 1, 2, 2]}
+    path.write_text(json.dumps(json.loads(path.read_text()) | places))
+    rows, _ = routing_of(groups)
+    assert [(row["layer"], row["repetition"]) for row in rows[:4]] == [
+        (1, 1),
+        (2, 1),
+        (1, 2),
+        (2, 2),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"model": {"rope_base": 10.0}}, "model.rope_base=10.0, the run's has 500000"),
+        ({"checkpoint": {"step": 30}}, "of step 30, the run ended at step 40"),
+        ({"sources": {"gsm8k": {"sha256": "07e4"}}}, "the routing of"),
+        ({"sources": {"gsm8k": {"tokens": 512}}}, "whose 'gsm8k' is another text"),
+        ({"layers": ["a", "b", "c", "d"]}, "layer is 'a', not a finite number"),
+        ({"layers": [0, 1]}, "means of 'gsm8k' are not of its layers"),
+        ({"repetitions": [1]}, "means of 'gsm8k' are not of its layers"),
+        ({"repetitions": None}, "a value in it has the wrong type"),
+    ],
+)
+def test_a_routing_of_something_else_or_damaged_is_in_no_mean(change, said, tmp_path):
+    sweep, groups = made(tmp_path, 3)
+    for seed, share in enumerate((0.1, 0.2, 0.9)):
+        path = write_routing(sweep, seed, share)
+    path.write_text(json.dumps(merge(json.loads(path.read_text()), change)))
+    rows, (line,) = routing_of(groups)
+    assert {row["runs"] for row in rows} == {2}
+    assert rows[0]["deep_share"] == pytest.approx(0.15)
+    assert str(path.parents[2]) in line
+    assert said in line
+
+
+@pytest.mark.parametrize("name", ["deep_share", "cosine"])
+def test_a_routing_whose_numbers_are_none_is_left_out_with_a_line(name, tmp_path):
+    sweep, groups = made(tmp_path, 2)
+    write_routing(sweep, 0, 0.1)
+    path = write_routing(sweep, 1, 0.2)
+    whole = json.loads(path.read_text())
+    for value in (*NO_NUMBERS, None):
+        layers = {"layers": {name: {"mean": [0.1, 0.2, 0.3, value]}}}
+        path.write_text(json.dumps(merge(whole, {"sources": {"novels": layers}})))
+        rows, (line,) = routing_of(groups)
+        assert {row["runs"] for row in rows} == {1}
+        assert f"{path}, {name} is" in line
+
+
+def test_routings_of_two_models_are_of_the_same_texts(tmp_path):
+    """They are lines of one figure."""
+    sweep, groups = made(tmp_path, 2, ("wide", "a50_k2", "a50_k4"))
+    for seed in range(2):
+        write_routing(sweep, seed, 0.1)
+        path = write_routing(sweep, seed, 0.2, "a50_k4")
+    shorter = {"sources": {"novels": {"tokens": 512}}}
+    path.write_text(json.dumps(merge(json.loads(path.read_text()), shorter)))
+    rows, (line,) = routing_of(groups)
+    assert [row["runs"] for row in rows] == [2] * 8 + [1] * 8
+    first = sweep / "runs/a50_k2/seed_0"
+    assert line == (
+        f"left out: the routing of {path.parents[2]}, whose 'novels' is another text, "
+        f"or part of it, than that of {first}"
+    )
+
+
+def test_routings_in_different_precisions_are_not_joined(tmp_path):
+    sweep, groups = made(tmp_path, 2)
+    write_routing(sweep, 0, 0.1)
+    path = write_routing(sweep, 1, 0.2)
+    other = json.loads(path.read_text()) | {"precision": "bf16-mixed"}
+    path.write_text(json.dumps(other))
+    assert routing_of(groups) == (
+        [],
+        [
+            "left out: the routings of 'a50_k2', as its reports are in different "
+            "precisions: 32-true, bf16-mixed"
+        ],
+    )
+
+
+def test_what_routing_wrote_of_two_runs_is_a_table_and_a_figure(
+    trained, tmp_path, monkeypatch, undrawn
+):
+    monkeypatch.setattr("dualpath_cli.study.routing.report.save", lambda *_: [])
+    runs = [trained(), trained(run={"name": "other"}, seed_everything=2)]
+    for run in runs:
+        words = ["--ckpt_path", str(run), "--tagger", "none", "--no-costs"]
+        assert main(["routing", *words]) == 0
+    out = tmp_path / "out"
+    assert main(["compare", *map(str, runs), "--out", str(out)]) == 0
+
+    paths = [run / "routing/step-00000006/summary.json" for run in runs]
+    sources = [json.loads(path.read_text())["sources"]["held_out"] for path in paths]
+    rows = read_csv(out / "routing.csv")
+    assert [(row["source"], row["layer"], row["runs"]) for row in rows] == [
+        ("held_out", "0", "2"),
+        ("held_out", "1", "2"),
+    ]
+    for layer, row in enumerate(rows):
+        for name in ("deep_share", "cosine"):
+            values = [source["layers"][name]["mean"][layer] for source in sources]
+            assert float(row[name]) == pytest.approx(np.mean(values))
+            spread = np.std(values, ddof=1)
+            assert float(row[f"{name}_sd"]) == pytest.approx(spread)
+    assert (out / "routing.png").is_file()
+    assert "means over runs, sources" in (out / "index.html").read_text()
 
 
 SCORED: dict[str, Any] = {

@@ -11,7 +11,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from dualpath_cli.cli.main import main
-from dualpath_cli.compare import figures
+from dualpath_cli.compare import figures, routing_figure
 from dualpath_cli.compare.baselines import groups_of
 from dualpath_cli.compare.configurations import Group
 from dualpath_cli.compare.differences import AFTER, differences_of
@@ -281,6 +281,52 @@ def test_differences_have_their_intervals_and_an_open_mark_without_a_test(swept)
 
 def test_without_a_baseline_there_is_no_figure_of_differences(swept):
     assert figures.differences([swept], []) is None
+
+
+def test_routing_has_a_line_a_model_over_the_sources_that_all_models_have(swept):
+    shares = {"a50_k2": 0.2, "a50_k4": 0.6}
+    rows = [
+        {
+            "group": swept.name,
+            "configuration": name,
+            "source": source,
+            "layer": layer,
+            "repetition": repetition,
+            "runs": 1,
+            "deep_share": share + more + layer / 10 + repetition / 100,
+            "cosine": share - layer / 10,
+        }
+        for name, share in shares.items()
+        for source, more in (("gsm8k", 0.0), ("novels", 0.1), ("peps", 9.0))
+        if (name, source) != ("a50_k2", "peps")
+        for layer in (1, 3)
+        for repetition in (1, 2)
+    ]
+    other = replace(swept, name="no routing")
+    share_ax, cosine_ax = routing_figure.draw([other, swept], rows).axes
+    for ax, even in ((share_ax, 0.5), (cosine_ax, 0.0)):
+        *lines, level = ax.lines
+        assert list(level.get_ydata()) == [even, even]
+        assert [line.get_label() for line in lines] == list(shares)
+        assert all(list(line.get_xdata()) == [1, 3] for line in lines)
+        colors = {line.get_color() for line in lines}
+        assert len(colors) == 2
+    for line, share in zip(share_ax.lines, shares.values(), strict=False):
+        between = share + 0.05 + 0.015
+        assert line.get_ydata() == pytest.approx([between + 0.1, between + 0.3])
+    for line, share in zip(cosine_ax.lines, shares.values(), strict=False):
+        assert line.get_ydata() == pytest.approx([share - 0.1, share - 0.3])
+    assert share_ax.get_title() == swept.name
+
+
+def test_without_routings_of_a_common_source_there_is_no_figure_of_them(swept):
+    assert routing_figure.draw([swept], []) is None
+    place = {"group": swept.name, "layer": 0, "deep_share": 0.5, "cosine": 0.1}
+    rows = [
+        place | {"configuration": name, "source": source}
+        for name, source in (("a50_k2", "gsm8k"), ("a50_k4", "novels"))
+    ]
+    assert routing_figure.draw([swept], rows) is None
 
 
 def test_losses_are_compared_at_the_same_tokens_of_the_same_seeds(swept):
