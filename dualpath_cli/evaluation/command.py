@@ -58,9 +58,8 @@ class Evaluate(DeviceOptions, OwnClasses, Overrides):
     """Folder for the scores; by default RUN/evaluations, where compare finds them."""
     tasks: tuple[str, ...] = ()
     """Benchmarks, such as piqa,arc_easy, and groups of them: lm, commonsense, math, qa,
-    all. By default all, with at most 1,024 documents of each, as in the paper.
-    primitives are sums and variable assignments made from a seed, by levels:
-    addition_2, assignment_4. Any other name is a task or group of
+    all; by default all. primitives are sums and variable assignments made from a seed,
+    by levels: addition_2, assignment_4. Any other name is a task or group of
     lm-evaluation-harness, scored by its own rules; so is harness:piqa."""
     include_path: tuple[Place, ...] = ()
     """Folders with more task files of lm-evaluation-harness, for --tasks."""
@@ -73,8 +72,9 @@ class Evaluate(DeviceOptions, OwnClasses, Overrides):
     TASK_train.jsonl; without --data, benchmarks are downloaded from the Hugging Face
     hub."""
     limit: int | Literal["all"] | None = None
-    """The most documents of each benchmark, drawn as in OLMES; or all. For a task of
-    the harness, the first N documents."""
+    """The most documents of each benchmark, drawn as in OLMES; by default 1,024, as in
+    the paper. Of a task of the harness, the first N documents; by default every one.
+    all takes every document."""
     requests: bool = False
     """Write all requests into --out, without running a model."""
     window: int = 2048
@@ -157,9 +157,12 @@ class Evaluate(DeviceOptions, OwnClasses, Overrides):
         """The most documents of each benchmark; None for all."""
         if self.limit == "all":
             return None
-        if self.limit is None and not self.tasks:
-            return PAPER_LIMIT
-        return self.limit
+        return PAPER_LIMIT if self.limit is None else self.limit
+
+    @property
+    def harness_documents(self) -> int | None:
+        """The first documents of each task of the harness; None for all."""
+        return None if self.limit == "all" else self.limit
 
     def trained(self) -> Trained | None:
         """The model; None with --requests."""
@@ -318,7 +321,7 @@ def _load_harness_tasks(options: Evaluate) -> list["HarnessTask"]:
 
     from dualpath_cli.evaluation.harness_tasks import load_harness_tasks
 
-    return load_harness_tasks(options.harness_names, folders, options.documents)
+    return load_harness_tasks(options.harness_names, folders, options.harness_documents)
 
 
 def _load_benchmarks(

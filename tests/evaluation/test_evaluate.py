@@ -2,6 +2,8 @@
 
 import json
 import math
+import random
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -206,6 +208,31 @@ def test_compare_joins_the_scores_that_its_runs_have(
 def test_a_comma_may_end_the_tasks_and_alone_names_none():
     assert Evaluate(ckpt_path="RUN", tasks=("piqa,", "c4")).benchmarks == ("c4", "piqa")
     assert Evaluate(ckpt_path="RUN", tasks=(",",)).harness_names == ("",)
+
+
+@pytest.mark.parametrize(
+    "tasks", [(), ("all",), ("commonsense,qa",), ("piqa",), ("piqa", "c4", "mmlu")]
+)
+def test_benchmarks_have_as_many_documents_as_the_papers_however_they_are_named(tasks):
+    asked = Evaluate(ckpt_path="RUN", tasks=tasks)
+    assert (asked.documents, asked.harness_documents) == (1024, None)
+    every = replace(asked, limit="all")
+    assert (every.documents, every.harness_documents) == (None, None)
+    few = replace(asked, limit=7)
+    assert (few.documents, few.harness_documents) == (7, 7)
+
+
+def test_the_documents_of_a_benchmark_by_name_are_those_that_olmes_draws(
+    tmp_path, output_of
+):
+    rows = [{"text": f"tell the tale {n}"} for n in range(1030)]
+    write_rows(tmp_path / "lambada.jsonl", rows)
+    words = ("--requests", "--tasks", "lambada", "--data", tmp_path)
+    drawn = sorted(random.Random(1234).sample(range(1030), 1024))
+    for limit, documents in (((), drawn), (("--limit", "all"), list(range(1030)))):
+        path = output_of("evaluate", *words, *limit, "--out", tmp_path / "o").strip()
+        requests = map(json.loads, Path(path).read_text().splitlines())
+        assert [request["doc"] for request in requests] == documents
 
 
 def test_requests_are_written_without_a_model(tasks, tmp_path, output_of):
