@@ -338,7 +338,30 @@ def score_table(model: Mapping[str, Any], report: Report) -> Table:
         caption += (
             f"; {ROLLING}: each window of a text is read after the preceding token"
         )
+    caption += _note_on_examples(report, benchmarks)
     return Table(columns, rows, title, caption)
+
+
+def _note_on_examples(report: Report, benchmarks: Sequence[str]) -> str:
+    """For a caption: the benchmarks whose worked examples are the harness's, which
+    takes the first rows; empty if there are none.
+
+    To the harness the examples of a file `.fewshot.txt` are no examples, but a
+    description.
+    """
+    with_examples = [
+        task for task in benchmarks if Benchmark(task).config["num_fewshot"]
+    ]
+    shots = report.get("n-shot", {})
+    of_rows = [task for task in with_examples if shots.get(task)]
+    if not of_rows:
+        return ""
+
+    of = "" if of_rows == with_examples else f" of {', '.join(of_rows)}"
+    return (
+        f"; examples{of}: first training rows, not OLMES's; not comparable with the "
+        "paper"
+    )
 
 
 def benchmarks_in(report: Report) -> list[str]:

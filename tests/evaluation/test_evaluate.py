@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import re
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean, stdev
@@ -19,7 +20,7 @@ from dualpath_cli.evaluation.benchmarks import FOLDER, MEANS, means_of
 from dualpath_cli.evaluation.command import Evaluate
 from dualpath_cli.recipe.recipes import merge
 from dualpath_cli.run.tables import read_csv
-from tests.evaluation.conftest import NAME, write_rows
+from tests.evaluation.conftest import NAME, questions, write_rows
 from tests.flops.paper import TABLES
 from tests.study.conftest import model_of
 from tests.training.tiny_run import LONG
@@ -107,6 +108,25 @@ def test_every_kind_of_benchmark_is_written_with_what_was_asked(scored):
         values = [row[metric] for row in samples(folder, name)]
         assert found["results"][name][f"{metric},none"] == pytest.approx(mean(values))
     assert "Answer: tell" in found["configs"]["piqa"]["description"]
+
+
+def test_scores_after_other_examples_than_those_of_olmes_say_so(
+    run, tasks, tmp_path, output_of
+):
+    """OLMES's are in files `.fewshot.txt`."""
+    (tasks / "piqa.fewshot.txt").unlink()
+    write_rows(tasks / "piqa_train.jsonl", questions(6))
+    note = "first training rows, not OLMES's; not comparable with the paper"
+    for names, said in (
+        (("piqa", "c4"), [f"examples: {note}"]),
+        (("piqa", "arc_challenge"), [f"examples of piqa: {note}"]),
+        (("c4", "arc_challenge"), []),
+    ):
+        words = ("--tasks", *names, "--limit", "2", "--data", tasks)
+        out = ("--out", tmp_path / "o")
+        shown = output_of("evaluate", "--ckpt_path", run, *words, *out)
+        notes = re.findall("examples.*?: .*? the paper", " ".join(shown.split()))
+        assert notes == said
 
 
 def test_an_override_changes_the_scores_and_stands_in_the_results(
