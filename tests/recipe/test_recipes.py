@@ -45,6 +45,7 @@ INCOMPLETE = {
     "as_written",
     "trained_numerics",
     "sparse",
+    "paper_texts",
     "cluster_1",
     "cluster_8",
     "cluster_64",
@@ -216,6 +217,12 @@ OVERLAYS: dict[str, dict[str, Any]] = {
     "trained_numerics": {
         "model.residual_dtype": "bfloat16",
         "model.rope_dtype": "bfloat16",
+    },
+    "paper_texts": {
+        "data.val.wikitext_103": "texts/wikitext_103.jsonl.gz",
+        "data.val.triviaqa": "texts/triviaqa.parquet",
+        "data.val.gsm8k": "texts/gsm8k.parquet",
+        "data.val_tokens": 200_000,
     },
     "cluster_1": {
         "run.micro_batch": 4,
