@@ -65,13 +65,13 @@ def fit(session: Session[TrainingLaunch]) -> None:
     way_out = "wait until it ends, or give this run a name (--run.name NAME)"
     lock = exclusive(launch.folder / FIT, launch.folder, way_out)
     with lock if trainer.is_global_zero else nullcontext():
+        _check_untouched(launch)
+        if trainer.is_global_zero:
+            _begin_folder(session, must_match)
+
         lacks_validation = launch.step is not None and launch.step >= run.steps
-        if not lacks_validation:
-            _check_untouched(launch)
-            if trainer.is_global_zero:
-                _begin_folder(session, must_match)
-            if not no_graph_because:
-                session.module.graph = graph_of(session.module, parts=accumulate)
+        if not (lacks_validation or no_graph_because):
+            session.module.graph = graph_of(session.module, parts=accumulate)
         try:
             if lacks_validation:
                 _validate_last_step(session)
@@ -89,8 +89,6 @@ def _validate_last_step(session: Session[TrainingLaunch]) -> None:
     """Validates a run that has made all its steps, and lacks only this."""
     launch = session.launch
     assert launch.step is not None
-    if session.trainer.is_global_zero:
-        begin_wandb(session.trainer, launch.folder)
     for callback in session.trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, MetricsLog):
             callback.step = launch.step

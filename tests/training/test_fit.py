@@ -17,6 +17,7 @@ from lightning.pytorch import Callback
 
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.cli.main import main
+from dualpath_cli.compare.runs import AGGREGATE, TrainedRun, read_trained_run
 from dualpath_cli.data.manifest import Manifest
 from dualpath_cli.recipe.recipes import merge
 from dualpath_cli.recipe.settings import RunSettings
@@ -387,6 +388,20 @@ def test_validate_gives_the_numbers_of_the_runs_end(trained, output_of):
         assert f"{float(last['bits_per_byte']):.4f}" in output
     older = output_of("validate", "--ckpt_path", checkpoints / "step-00000002")
     assert f"{float(last['loss']):.4f}" not in older
+
+
+def test_a_finished_run_is_scored_on_a_set_that_it_gets_later(trained, texts, tmp_path):
+    """As `compare` reads it: the sets are those of the newest part."""
+    run = trained().with_name("unscored")
+    words = ["fit", "--config", str(tmp_path / "recipe.yaml")]
+    words += ["--run.name", "unscored", "--data.val"]
+    assert main([*words, "{}"]) == 0
+    with pytest.raises(UserError, match="has no validation set to compare"):
+        read_trained_run(run)
+    assert main([*words, f"{{later: {texts / 'val.jsonl'}}}"]) == 0
+    scored = read_trained_run(run)
+    assert isinstance(scored, TrainedRun)
+    assert scored.scores.keys() == {AGGREGATE, "later"}
 
 
 def test_the_text_of_a_validation_set_may_be_in_another_field(
