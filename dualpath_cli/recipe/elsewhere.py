@@ -237,7 +237,7 @@ TABLE = (
     ),
     Elsewhere(
         "trainer.precision",
-        "bf16-mixed or bf16-true; fp16 is not offered",
+        "bf16-mixed; fp16 is not offered",
         hugging_face="bf16 fp16",
         nanogpt="dtype",
         torchtitan="training.mixed_precision_param training.dtype",

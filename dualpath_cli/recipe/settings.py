@@ -429,8 +429,10 @@ class TrainerSettings:
         32,
         64,
     ] = "32-true"
-    """Precision of arithmetic. fp16 is not offered: gradients would be clipped while
-    scaled."""
+    """Precision of arithmetic. bf16-mixed rounds in matrix products; weights stay
+    float32. bf16-true and transformer-engine round all weights (also gains, norms,
+    routers and gates) and the residual stream, so that small updates are lost. fp16 is
+    not offered: gradients would be clipped while scaled."""
     callbacks: list[dict[str, Any]] | dict[str, Any] | None = None
     """More Lightning callbacks, each by class_path and init_args."""
     plugins: list[dict[str, Any]] | dict[str, Any] | None = None

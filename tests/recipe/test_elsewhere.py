@@ -64,6 +64,12 @@ def test_a_word_of_another_trainer_is_refused_with_its_counterpart(key, name):
     assert not key or f"'--{name}'; here it is '{OPTIONS[key]}'" in str(error.value)
 
 
+def test_bf16_of_other_trainers_is_the_precision_that_keeps_weights_in_float32():
+    (row,) = (row for row in TABLE if row.key == "trainer.precision")
+    assert "bf16-mixed" in row.note
+    assert "bf16-true" not in row.note
+
+
 @pytest.mark.parametrize("command", WITHDRAWN)
 def test_a_withdrawn_option_is_gone_and_named_with_its_replacement(command):
     for option, instead in WITHDRAWN[command].items():

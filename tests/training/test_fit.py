@@ -466,6 +466,26 @@ def test_a_key_that_changes_nothing_in_the_model_is_named(texts, tmp_path, outpu
     assert "        model.gate has no effect on this model\n" in said
 
 
+def test_the_plan_of_a_new_run_says_that_its_precision_rounds_weights(
+    fit, tmp_path, output_of, capsys
+):
+    """In bf16 the neighbours of a gain at -7 are 0.03 away, and updates are smaller."""
+    note = "trainer.precision=bf16-true rounds all weights and the residual stream"
+    gain = torch.tensor(-7.0, dtype=torch.bfloat16)
+    assert gain + 0.015 == gain != gain + 0.02
+
+    changes = {"trainer": {"precision": "bf16-true"}}
+    run = fit(**changes)
+    assert note in capsys.readouterr().out
+    back_to_step(run, 4)
+    fit(**changes)
+    assert "rounds all weights" not in capsys.readouterr().out
+
+    words = ["--config", tmp_path / "recipe.yaml", "--run.name", "mixed", "--dry-run"]
+    said = output_of("fit", *words, "--trainer.precision", "bf16-mixed")
+    assert "rounds all weights" not in said
+
+
 EARLY_STOPPING = "lightning.pytorch.callbacks.EarlyStopping"
 SUMMARY = "lightning.pytorch.callbacks.ModelSummary"
 HALF = "lightning.pytorch.plugins.precision.HalfPrecision"
