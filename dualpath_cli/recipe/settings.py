@@ -513,6 +513,14 @@ class Settings:
                 "false, or leave it out"
             )
 
+        precision = self.trainer.precision
+        if precision == "transformer-engine" and self.model.tie_embeddings:
+            raise ValueError(
+                f"trainer.precision={precision} needs an untied head: its layers "
+                "replace the head by one with a copy of the weight; set "
+                "model.tie_embeddings to false, or choose bf16-mixed"
+            )
+
     def as_recipe(self) -> Recipe:
         """All fields as plain values with defaults, as a run folder keeps them."""
         recipe: Recipe = json.loads(json.dumps(asdict(self), default=str))
