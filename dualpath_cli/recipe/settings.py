@@ -98,7 +98,7 @@ class OptimSettings:
         factory=dict,
         entries_matter_in={
             "gate": ("dual_gate",),
-            "router": ("loops", "experts"),  # of steps, of experts
+            "router": ("loops", "core", "experts"),  # steps, repetitions, experts
             "conditioning": ("deep_path",),
         },
     )

@@ -270,6 +270,11 @@ def test_no_packaged_recipe_sets_a_key_without_effect_on_its_model(fit):
             ["--optim.lr_scale.router=0.5", "--optim.lr_scale.hidden=0.5"],
             {"optim.lr_scale.router"},
         ),
+        (
+            ["f80m_core_r4"],
+            ["--model.core_combination=router", "--optim.lr_scale.router=0.5"],
+            set(),
+        ),
     ],
 )
 def test_keys_are_idle_that_only_change_parts_which_the_model_lacks(
