@@ -110,8 +110,9 @@ def _words_of_values(
 
     words = {}
     for c, run in firsts.items():
-        model = run.settings.model
-        words[c] = {word_of(run, key) for key in keys if has_effect(key, model)}
+        own = run.settings
+        mattering = [key for key in keys if has_effect(key, own.model, own.run)]
+        words[c] = {word_of(run, key) for key in mattering}
     return words
 
 

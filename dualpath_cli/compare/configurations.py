@@ -408,13 +408,13 @@ def _names(runs: Sequence[TrainedRun]) -> list[str]:
 
 def different_keys(one: TrainedRun, other: TrainedRun) -> set[str]:
     """The keys in which two runs differ, of those that have an effect on both."""
-    models = (one.settings.model, other.settings.model)
+    both = (one.settings, other.settings)
     keys = one.key_values.keys() | other.key_values.keys()
     return {
         key
         for key in keys
         if one.key_values.get(key) != other.key_values.get(key)
-        and all(has_effect(key, model) for model in models)
+        and all(has_effect(key, each.model, each.run) for each in both)
     }
 
 

@@ -263,7 +263,7 @@ def decisive_values(
         key: value
         for key, value in _flat(part).items()
         if key not in names
-        and has_effect(key, settings.model)
+        and has_effect(key, settings.model, settings.run)
         # An empty mapping is as good as one whose entries have no effect.
         and value != {}
     }

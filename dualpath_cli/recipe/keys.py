@@ -9,7 +9,8 @@ from operator import attrgetter
 from types import SimpleNamespace
 
 from dualpath_cli.base.errors import UserError
-from dualpath_cli.recipe.settings import SECTIONS, Settings
+from dualpath_cli.recipe.schedule import loop_counts
+from dualpath_cli.recipe.settings import SECTIONS, RunSettings, Settings
 from dualpath_cli.spec.config import ModelConfig
 from dualpath_cli.spec.keys import KeyFacts, ModelPart, keys_of
 
@@ -70,9 +71,16 @@ def check_effect(settings: Settings) -> None:
         raise UserError(f"{name}={value} has no effect {reason}")
 
 
-def parts_of(model: ModelConfig) -> set[ModelPart]:
-    """The parts that a model's blocks have, of those that some models lack."""
+def parts_of(model: ModelConfig, run: RunSettings | None = None) -> set[ModelPart]:
+    """The parts that a model's blocks have, of those that some models lack.
+
+    Steps of a `run` may have more loops than the model, and so parts that it lacks.
+    """
     kinds = {*model.block_kinds}
+    most = {"loops": model.most_loops, "core_loops": model.core_loops}
+    if run is not None:
+        varied = model.varied_loops
+        most[varied] = max([most[varied], *loop_counts(run)])
 
     parts: set[ModelPart] = set()
     if "dual" in kinds:
@@ -81,18 +89,18 @@ def parts_of(model: ModelConfig) -> set[ModelPart]:
         parts.add("wide_path")
     if model.deep_layers:
         parts.add("deep_path")
-    if model.most_loops > 1:
-        parts.add("loops")
-    if model.repeats_core:
+        if most["loops"] > 1:
+            parts.add("loops")
+    if model.core is not None and most["core_loops"] > 1:
         parts.add("core")
     if model.has_experts:
         parts.add("experts")
     return parts
 
 
-def has_effect(name: str, model: ModelConfig) -> bool:
-    """Whether a key has an effect on a model's blocks; also a mapping's entry, such as
-    `optim.lr_scale.router`."""
+def has_effect(name: str, model: ModelConfig, run: RunSettings | None = None) -> bool:
+    """Whether a key has an effect on a model's blocks, with the loops of a `run`'s
+    steps; also a mapping's entry, such as `optim.lr_scale.router`."""
     mapping, _, entry = name.rpartition(".")
     needed: tuple[ModelPart, ...] = ()
     if name in KEYS:
@@ -104,7 +112,7 @@ def has_effect(name: str, model: ModelConfig) -> bool:
             return False
     elif mapping in KEYS:
         needed = KEYS[mapping].entries_matter_in.get(entry, ())
-    return not needed or not parts_of(model).isdisjoint(needed)
+    return not needed or not parts_of(model, run).isdisjoint(needed)
 
 
 def idle_keys(settings: Settings) -> list[str]:
@@ -119,4 +127,5 @@ def idle_keys(settings: Settings) -> list[str]:
             default = attrgetter(name)(_DEFAULTS)
             if attrgetter(name)(settings) != default:
                 changed.append(name)
-    return [name for name in changed if not has_effect(name, settings.model)]
+    model, run = settings.model, settings.run
+    return [name for name in changed if not has_effect(name, model, run)]

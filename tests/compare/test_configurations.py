@@ -181,6 +181,29 @@ def test_runs_that_differ_only_in_keys_without_effect_are_one_configuration(tmp_
 
 
 @pytest.mark.parametrize(
+    ("key", "model"),
+    [
+        ("injection", WIDE | {"core": [1, 2], "core_loops": 1}),
+        ("combination", model_of("dual", 1)),
+    ],
+)
+def test_a_key_of_loops_that_only_steps_run_tells_configurations_apart(
+    key, model, tmp_path
+):
+    """Steps draw one or four loops, and the model has one."""
+    values = {"injection": ("none", "add"), "combination": ("final", "mean")}[key]
+    for drawn, count in (([1, 4], 2), ([1], 1)):
+        folder = tmp_path / str(len(drawn))
+        changes = {"run": {"train_loops": drawn}}
+        for seed, value in enumerate(values):
+            own = model | {key: value}
+            cell = value if count == 2 else "same"
+            write_run(folder / value, own, SCORES, cell=cell, seed=seed, **changes)
+        (group,) = groups_of(all_of(folder))
+        assert len(group.configurations) == count
+
+
+@pytest.mark.parametrize(
     ("short", "name"), [(32, "32-true"), (64, "64-true"), ("bf16", "bf16-mixed")]
 )
 def test_two_spellings_of_a_precision_are_one_configuration(short, name, tmp_path):

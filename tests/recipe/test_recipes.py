@@ -275,6 +275,26 @@ def test_no_packaged_recipe_sets_a_key_without_effect_on_its_model(fit):
             ["--model.core_combination=router", "--optim.lr_scale.router=0.5"],
             set(),
         ),
+        # Steps with more loops than the model
+        (
+            ["f80m_core_r4"],
+            [
+                "--model.core_loops=1",
+                "--model.injection=add",
+                "--run.train_loops=[1, 4]",
+            ],
+            set(),
+        ),
+        (
+            ["f80m_core_r4"],
+            ["--model.core_loops=1", "--model.injection=add", "--run.train_loops=[1]"],
+            {"model.injection", "run.train_loops"},
+        ),
+        (
+            ["f80m_a50_k1"],
+            ["--model.combination=mean", "--run.train_loops=[1, 2]"],
+            set(),
+        ),
     ],
 )
 def test_keys_are_idle_that_only_change_parts_which_the_model_lacks(
