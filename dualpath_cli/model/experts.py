@@ -131,10 +131,11 @@ class Experts(nn.Module):
 
     def loss(self, scores_BTE: torch.Tensor, chosen_BTC: torch.Tensor) -> torch.Tensor:
         """The auxiliary loss, a 0-d tensor; `rate` where loads are equal."""
-        # c_i, the choices of each expert in a sequence
+        # c_i, the choices of each expert in a sequence. In bfloat16 256 + 1 is 256.
         choices_BX = chosen_BTC.flatten(1)
-        ones_BX = torch.ones_like(choices_BX, dtype=scores_BTE.dtype)
-        none_BE = torch.zeros_like(scores_BTE[:, 0])
+        dtype = torch.promote_types(scores_BTE.dtype, torch.float32)
+        ones_BX = torch.ones_like(choices_BX, dtype=dtype)
+        none_BE = torch.zeros_like(scores_BTE[:, 0], dtype=dtype)
         counts_BE = none_BE.scatter_add_(1, choices_BX, ones_BX)
 
         # rate * n / (k T) sum_i c_i P_i

@@ -202,6 +202,17 @@ def test_the_auxiliary_loss_is_that_of_each_sequence():
     assert loss(x).item() == pytest.approx(0.5, rel=1e-12)  # all scores are alike
 
 
+def test_the_auxiliary_loss_of_bfloat16_scores_counts_choices_beyond_256():
+    """All tokens have the same scores, which are exact in bfloat16."""
+    ffn, _ = experts_alone(small(**EXPERTS, balance="loss", balance_rate=0.5))
+    scores = torch.tensor([0.5, 0.25, 0.125, 0.125], dtype=torch.bfloat16)
+    counts = (701, 300)
+    chosen = torch.tensor(counts[0] * [0] + counts[1] * [1]).view(1, -1, 1)
+    loss = ffn.loss(scores.repeat(1, sum(counts), 1), chosen)
+    expected = 0.5 * 4 / sum(counts) * (counts[0] * 0.5 + counts[1] * 0.25)
+    assert loss.item() == pytest.approx(expected, rel=1e-6)
+
+
 @settings(max_examples=25, derandomize=True, database=None)
 @given(
     sizes=st.lists(st.integers(0, 5), min_size=1, max_size=5), seed=st.integers(0, 99)
