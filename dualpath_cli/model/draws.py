@@ -1,7 +1,7 @@
 """The draws of interventions: permutations of gates, and random scores of experts.
 
-They depend only on the seed and on a row's tokens: not on the batch, the padding or the
-device.
+They depend only on the seed and on a row's tokens: not on the batch, the padding, the
+device or torch's default type, which Lightning sets by the precision.
 
 Shapes: B batch, T positions, E experts, L applications of layers.
 """
@@ -39,12 +39,14 @@ def expert_draws(
     experts: int,
     seed: int,
 ) -> torch.Tensor:
-    """Random scores that rank experts, (L, B, T, E); 0 at padding."""
-    draws_LBTE = torch.zeros(applications, *tokens.shape, experts)
+    """Random scores that rank experts, float32 (L, B, T, E); 0 at padding."""
+    whole_shape = (applications, *tokens.shape, experts)
+    draws_LBTE = torch.zeros(whole_shape, dtype=torch.float32)
 
     for row, real, generator in _generators(tokens, token_mask, seed):
         shape = (applications, len(real), experts)
-        draws_LBTE[:, row, real] = torch.rand(shape, generator=generator)
+        scores = torch.rand(shape, generator=generator, dtype=torch.float32)
+        draws_LBTE[:, row, real] = scores
 
     return draws_LBTE.to(tokens.device)
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from dualpath_cli.decoding.decoding_pass import forward
 from dualpath_cli.kernels.grouped_products import group_by_group
 from dualpath_cli.model import DualPathLM, Intervention
+from dualpath_cli.model.draws import expert_draws
 from dualpath_cli.model.experts import Experts
 from dualpath_cli.model.layer_pass import LayerAuxiliary, SublayerPass
 from dualpath_cli.model.positions import whole_sequences
@@ -152,6 +153,20 @@ def test_a_random_choice_depends_on_the_seed_and_on_the_sequence_alone():
     # Of 2,048 tokens each expert gets half, to five standard deviations of sqrt(2048) /
     # 2.
     assert (counts - 1024).abs().max() < 5 * 2048**0.5 / 2
+
+
+def test_a_random_choice_does_not_depend_on_the_default_type():
+    """Lightning sets it by the precision."""
+    draws = {}
+    for dtype in (torch.float32, torch.bfloat16, torch.float64):
+        torch.set_default_dtype(dtype)
+        try:
+            draws[dtype] = expert_draws(TOKENS, None, 2, 4, seed=0)
+        finally:
+            torch.set_default_dtype(torch.float32)
+    for found in draws.values():
+        assert found.dtype == torch.float32
+        assert torch.equal(found, draws[torch.float32])
 
 
 def test_the_trace_and_the_load_are_those_of_the_equations():
