@@ -388,8 +388,9 @@ def _notes(description: Description) -> list[str]:
     if target := description.target:
         exact_deep, exact_wide = target.exact_widths()
         exact = {"d_ffn": exact_deep, "d_ffn_wide": exact_wide}
+        raised = {name: getattr(description.config, name) for name in exact}
         notes += [
-            f"Above its share: {name} is raised to {target.multiple_of}, the smallest "
+            f"Above its share: {name} is raised to {raised[name]}, the smallest "
             f"multiple; the exact effective width is {float(exact[name] or 0):.1f}."
             for name in description.clamped
         ]

@@ -197,8 +197,8 @@ class Widths:
     feed-forward."""
     d_ffn_wide: int | None  # width of the wide path; None for a loop block
     clamped: tuple[str, ...] = ()
-    """Names of widths that were raised to the smallest multiple, and so exceed their
-    share."""
+    """Names of widths that were raised to the smallest multiple with a channel, and so
+    exceed their share."""
 
 
 def solve_widths(target: Target) -> Widths:
@@ -207,7 +207,7 @@ def solve_widths(target: Target) -> Widths:
     Loop and dual widths are the largest multiples whose effective width stays at or
     below the exact one. PureWide rounds up instead, first the effective width, then the
     configured one: this gives the paper's 24576 and 50624. A width whose exact value is
-    positive but below one multiple is raised to one multiple.
+    positive but below one multiple is raised to one multiple, and at least to 2.
     """
     if target.block == "loop" and not target.deep_ffn:
         raise UserError(
@@ -231,7 +231,8 @@ def solve_widths(target: Target) -> Widths:
         for name, exact in (("d_ffn", exact_deep), ("d_ffn_wide", exact_wide))
     }
     clamped = tuple(name for name, width in widths.items() if width == 0)
-    widths |= dict.fromkeys(clamped, m)
+    # A width of 1 has no channel.
+    widths |= dict.fromkeys(clamped, max(m, 2))
     return Widths(**widths, clamped=clamped)
 
 
@@ -254,9 +255,11 @@ def solve_within(target: Target) -> tuple[Target, Widths]:
 
 
 def largest_width(exact: Fraction, multiple_of: int) -> int:
-    """The largest multiple whose effective width is at most ``exact``; 0 if there is
-    none."""
+    """The largest multiple whose effective width is at most ``exact``; 0 if none of
+    them has a channel."""
     effective = int(exact // multiple_of) * multiple_of
+    if effective < 1:
+        return 0
     # floor(2 w / 3) <= effective is 2 w <= 3 effective + 2
     width = (3 * effective + 2) // 2 // multiple_of * multiple_of
     assert effective_width(width, multiple_of) <= exact

@@ -276,7 +276,7 @@ def _first_difference(
 def _defaults() -> Recipe:
     """The default settings, as a resolved recipe writes them; a model's widths have
     none."""
-    widths: Recipe = {"d_ffn": 1, "d_ffn_wide": 1}
+    widths: Recipe = {"d_ffn": 2, "d_ffn_wide": 2}
     recipe = settings_from({"model": widths}).as_recipe()
     return merge(recipe, {"model": dict.fromkeys(widths)})
 

@@ -71,6 +71,7 @@ Checkpointing = Literal["none", "selective", "full"]
 all."""
 
 
+_WIDTHS = (2, 10**9)  # of 1, floor(2 / 3) is no channel
 _WITH_CORE = OnlyWith(
     "model.core",
     otherwise="without model.core, the layers to repeat; leave it out, or set "
@@ -131,13 +132,11 @@ class ModelConfig:
     mixture of all repetitions' states, as in a deep path."""
 
     # FFN widths
-    d_ffn: int | list[int | None] | None = key(
-        None, range=(1, 10**9), in_sweep="decided"
-    )
+    d_ffn: int | list[int | None] | None = key(None, range=_WIDTHS, in_sweep="decided")
     """Configured FFN width of the deep path (dual and loop blocks), or a list by layer,
     null where a layer has no such path."""
     d_ffn_wide: int | list[int | None] | None = key(
-        None, range=(1, 10**9), in_sweep="decided"
+        None, range=_WIDTHS, in_sweep="decided"
     )
     """Configured FFN width of the wide path (dual and wide blocks), or a list as for
     d_ffn."""

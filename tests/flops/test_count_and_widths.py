@@ -22,6 +22,7 @@ from dualpath_cli.flops.shapes import units
 from dualpath_cli.flops.widths import (
     FlopMatch,
     Target,
+    largest_width,
     solve_widths,
     solve_within,
     ways_out,
@@ -245,6 +246,17 @@ def test_a_width_is_raised_to_a_multiple_only_while_its_exact_value_is_positive(
     assert {name: c for name, c in clamped.items() if c} == {"f80m_a25_k4": ("d_ffn",)}
     with pytest.raises(UserError, match="alpha 24 or K=3 or a budget of"):
         solve_widths(Target(budget=80_000_000, alpha=20, loops=4))
+
+
+def test_a_width_without_a_whole_channel_is_raised_to_one():
+    """A channel of its three passes is 288 FLOPs, beside projections of 6,144."""
+    backbone: dict[str, Any] = {"d_model": 16, "n_heads": 2, "n_kv_heads": 2}
+    half = Target(6_144 + 144, "loop", loops=3, multiple_of=1, **backbone)
+    assert half.exact_widths() == (Fraction(1, 2), None)
+    widths = solve_widths(half)
+    assert (widths.d_ffn, widths.clamped) == (2, ("d_ffn",))
+    assert largest_width(Fraction(1, 2), 1) == 0
+    assert largest_width(Fraction(1), 1) == 2
 
 
 @given(targets)
