@@ -58,8 +58,8 @@ class OptimSettings:
     A)."""
 
     name: Literal["adamw", "muon"] = "adamw"
-    """adamw; or muon: Muon for the matrices of attention and FFNs, AdamW for all other
-    weights."""
+    """adamw; or muon: Muon for the matrices of attention, FFNs and a core's injection,
+    AdamW for all other weights."""
 
     # Learning rate, by optimizer step; Muon's own
     lr: float = key(5e-4, range=_PEAK_RATE, in_sweep="scaled")
@@ -103,9 +103,9 @@ class OptimSettings:
         },
     )
     """Factors of the learning rate by kind of parameter: hidden (projections of
-    attention, FFNs), embedding (also as a tied head), head, router, gate (their
-    matrices), norms, gains, biases, conditioning. The default is 1; 0 freezes a kind,
-    which then does not decay either."""
+    attention, FFNs, a core's injection), embedding (also as a tied head), head, router,
+    gate (their matrices), norms, gains, biases, conditioning. The default is 1; 0
+    freezes a kind, which then does not decay either."""
     base_width: int | None = key(None, range=RANGES["d_model"])
     """Width transfer: the model.d_model that lr and model.init_std were tuned at; null
     scales nothing. With r = base_width / d_model, r multiplies the rates of hidden,

@@ -4,8 +4,8 @@ The update of a matrix is its orthogonalised momentum: equally large in all dire
 whatever the size of its gradient. Muon is by Keller Jordan
 (https://kellerjordan.github.io/posts/muon); decoupled decay and the factor
 `match_rms_adamw` are from arXiv 2502.16982. On one process the step equals
-torch.optim.Muon's, except for the type of its products, and for gradients with a norm
-below 1e-7, for which PyTorch's step is smaller.
+torch.optim.Muon's, except, outside bf16, for the type of its products, and for
+gradients with a norm below 1e-7, for which PyTorch's step is smaller.
 
 torch.optim.Muon makes each shard of a matrix orthogonal by itself: a different
 optimizer for each number of ranks. Here every rank gathers a sharded matrix whole,

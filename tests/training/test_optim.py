@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from docstring_parser import parse_from_object
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -21,7 +22,14 @@ from dualpath_cli.training.module import DualPathModule
 from dualpath_cli.training.muon import COEFFICIENTS, Muon, orthogonal
 from dualpath_cli.training.optim import build_optimizer, build_scheduler
 from dualpath_cli.training.parallel import build_model
-from tests.model.small_models import EXPERTS, SMALL, same_weights, small, with_weights
+from tests.model.small_models import (
+    CORES,
+    EXPERTS,
+    SMALL,
+    same_weights,
+    small,
+    with_weights,
+)
 
 PAPER = OptimSettings()
 STEPS = RunSettings().max_tokens // RunSettings().batch_tokens
@@ -261,6 +269,20 @@ def test_muon_is_pytorchs_and_the_rest_is_adamw():
             assert not torch.equal(p, adamw.get_parameter(name))
         else:
             assert torch.equal(p, adamw.get_parameter(name)), name
+
+
+def test_muon_moves_the_injection_of_a_core_as_its_help_says():
+    config = small(**CORES["joined input"])
+    model = DualPathLM(config, seed=0)
+    optimizer = build_optimizer(model.named_parameters(), MUON, 9, config)
+    (hidden,) = (g["params"] for g in optimizer.param_groups if g["name"] == "hidden")
+    injection = model.get_parameter("core.injection.weight")
+    assert any(parameter is injection for parameter in hidden)
+
+    keys = {key.arg_name: key for key in parse_from_object(OptimSettings).params}
+    for name in ("name", "lr_scale"):
+        help_of_key = " ".join((keys[name].description or "").split())
+        assert "a core's injection" in help_of_key, name
 
 
 def test_a_step_without_gradients_changes_nothing():
