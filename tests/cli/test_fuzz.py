@@ -1,17 +1,18 @@
 """Random recipes, words and damaged files: no command ends in a traceback.
 
-Everyday a hundred cases of each; thousands by `--hypothesis-profile torture`, as in
-`make torture`.
+Everyday fifty cases of each; thousands by `--hypothesis-profile torture`, as in `make
+torture`. Each command runs to its end, in this process; only models are neither loaded
+nor trained.
 """
 
 import contextlib
 import copy
+import importlib
 import io
 import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
-from pkgutil import resolve_name
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -20,16 +21,39 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from data_prep.engine import Engine
 from dualpath_cli.base.errors import LONGEST, UserError
 from dualpath_cli.cli.main import main
+from dualpath_cli.recipe.settings import settings_from
+from dualpath_cli.run.checkpoint_files import (
+    describe,
+    facts_of,
+    files_of,
+    write_manifest,
+)
+from dualpath_cli.run.exported_folder import WEIGHTS
 from tests.cli.test_messages import BOMB, PREFIX
 from tests.cli.test_settings import FIELDS, OPTIONS
+from tests.compare.run_folders import write_sweep
 from tests.conftest import Share
 from tests.training.tiny_run import RUN, recipe_of_home, write_home
 
 SECONDS = 10
 """Of the processor's time; a recipe of 50,000 characters takes two to read."""
-NOTES = ("note: ", "dualpath flops: note: ", "passed over ")
+NOTES = (
+    "note: ",
+    "dualpath flops: note: ",
+    "passed over ",
+    "warning: ",
+    "decontaminate: ",
+    "the mix ends with ",
+    "removing the unfinished work ",
+    "left out",  # of a folder, or where nobody may read
+    "words of more than ",
+)
+"""Beginnings of the lines on stderr that are no error."""
+CHECKPOINT = f"{RUN}/checkpoints/step-00000002"
+TOKENIZER = "texts/train-tokenizer"
 LINES = [
     "fit --config case.yaml",
     "fit --config tiny.yaml --run.name new --data.val.mine val.jsonl "
@@ -45,8 +69,14 @@ LINES = [
     "flops --config case.yaml --tokens 1B --gpus 8 --tflops 100",
     "flops --budget 80M --alpha 50 --k 4 --block dual --layers 8 --dim 512",
     "sweep --config case.yaml --budget 100K --alphas 50 --loops 2,3 --controls wide "
-    "--out x --yes",
+    "--seeds 1 --out x --yes",
     f"compare {RUN} --baseline tiny --any-length --out x",
+    "compare sweep --baseline wide --margin 0.01 --out x",
+    f"export --ckpt-path {RUN} --license mit --out x",
+    f"prepare --source mine=val.jsonl --tokenizer {TOKENIZER} --val-fraction 0.3 "
+    "--min-chars 9 --out x",
+    "prepare inspect texts/train --samples 2 --seed 1",
+    "tokenizer --source mine=val.jsonl --vocab-size 260 --out x",
 ]
 NASTY = [
     "",
@@ -163,13 +193,15 @@ def words(draw: st.DrawFn) -> list[str]:
 @st.composite
 def damages(draw: st.DrawFn) -> tuple[str, Callable[[bytes], bytes]]:
     """A file of the run or of the data, and what becomes of its bytes."""
-    names = ["recipe.yaml", "versions.json", "tokenizer.json"]
+    records = ["recipe.yaml", "versions.json", "metrics.csv", "validation.csv"]
+    of_run = [*records, "tokenizer.json", "checkpoints/manifests/step-00000002.json"]
+    of_data = ["manifest.json", "index.json", "chunk-0-0.bin"]
     names = [
-        f"{RUN}/{name}" for name in [*names, "checkpoints/manifests/step-00000002.json"]
-    ]
-    names += [
-        f"texts/train/{name}"
-        for name in ("manifest.json", "index.json", "chunk-0-0.bin")
+        *(f"{RUN}/{name}" for name in of_run),
+        *(f"sweep/runs/wide/seed_0/{name}" for name in records),
+        *(f"texts/train/{name}" for name in of_data),
+        f"{TOKENIZER}/tokenizer.json",
+        "val.jsonl",
     ]
     at, end = sorted(draw(st.tuples(*[st.floats(0, 1)] * 2)))
     other = draw(
@@ -180,20 +212,53 @@ def damages(draw: st.DrawFn) -> tuple[str, Callable[[bytes], bytes]]:
     )
 
 
+def write_case(folder: Path) -> None:
+    """Fills a folder: the home of mistakes, weights of its run, and a finished
+    sweep."""
+    from safetensors.torch import save_file
+
+    from dualpath_cli.model import DualPathLM
+
+    write_home(folder)
+    write_sweep(folder / "sweep", ["wide", "a50_k2"], [0, 1])
+
+    checkpoint = folder / CHECKPOINT
+    model = DualPathLM(settings_from(recipe_of_home()).model)
+    weights = {
+        f"model.{name}": each.detach() for name, each in model.named_parameters()
+    }
+    save_file(weights, checkpoint / WEIGHTS)
+    files = describe(checkpoint, files_of(checkpoint))
+    write_manifest(checkpoint, files, facts_of(checkpoint))
+    # which the card of an exported folder quotes
+    scores = "step,tokens,set,loss,bits_per_byte\n2,128,held_out,5.5,2.5\n"
+    (folder / RUN / "validation.csv").write_text(scores)
+
+
 @pytest.fixture
 def home(share: Share, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What each case begins with; a command that would build a model ends there."""
+    """What each case begins with.
 
-    def train(*_: object) -> None:
-        raise UserError("nothing is trained here")
+    A command ends where it would load or train a model, draws nothing and starts no
+    processes: these take seconds.
+    """
 
-    folder = share("home", write_home)  # before commands end where they begin
+    def refuse(*_: object) -> None:
+        raise UserError("nothing is loaded or trained here")
+
+    folder = share("home of a fuzz", write_case)
+    # Each name is set where its command looks it up. This also imports what remembers
+    # the home folder, which cases replace: matplotlib, and the hub for `export`.
+    monkeypatch.setattr("dualpath_cli.cli.lightning.run_task", lambda *_: None)
+    monkeypatch.setattr("dualpath_cli.run.weights.load_model", refuse)
+    monkeypatch.setattr("dualpath_cli.compare.sweep.command.run_all", refuse)
     monkeypatch.setattr("dualpath_cli.compare.figures.draw", lambda *_: {})
-    monkeypatch.setattr("dualpath_cli.compare.sweep.command.run_all", train)
     monkeypatch.setattr(
-        "dualpath_cli.cli.main.resolve_name",
-        lambda name: resolve_name(name) if ".cli.launch:" in name else lambda *_: 0,
+        "data_prep.engine.local_engine",
+        lambda workers: contextlib.nullcontext(Engine()),
     )
+    importlib.import_module("dualpath_cli.export.hf.folder")
+    monkeypatch.setattr("sys.stdin", io.StringIO())
     return folder
 
 
@@ -205,10 +270,12 @@ def check(home: Path, line: list[str], recipe: bytes, damage: Any = None) -> Non
         if damage is not None:
             (case / damage[0]).write_bytes(damage[1]((case / damage[0]).read_bytes()))
         with (
+            pytest.MonkeyPatch.context() as patch,
             contextlib.chdir(case),
             contextlib.redirect_stdout(io.StringIO()),
             contextlib.redirect_stderr(io.StringIO()) as err,
         ):
+            patch.setenv("HOME", str(Path(box, "home")))  # a path may be ~
             began = time.process_time()
             code = main(line)
     assert time.process_time() - began < SECONDS
