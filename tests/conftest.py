@@ -57,11 +57,33 @@ class Lazy:
         return getattr(importlib.import_module(self._name), attribute)
 
 
-# On a busy machine the time of an example says nothing.
-hypothesis.settings.register_profile("everyday", deadline=None, max_examples=50)
-hypothesis.settings.register_profile("nightly", deadline=None, max_examples=200)
-hypothesis.settings.register_profile("torture", deadline=None, max_examples=20_000)
+# Everyday the same examples, so that a change that passes here passes elsewhere; at
+# night others. `derandomize` is said in each profile: left out, it is that of
+# hypothesis' own profile, which is another one where CI is set. On a busy machine the
+# time of an example says nothing.
+EXAMPLES = 50
+hypothesis.settings.register_profile(
+    "everyday",
+    max_examples=EXAMPLES,
+    derandomize=True,
+    database=None,
+    deadline=None,
+)
+for name, count in {"nightly": 4 * EXAMPLES, "torture": 400 * EXAMPLES}.items():
+    hypothesis.settings.register_profile(
+        name,
+        max_examples=count,
+        derandomize=False,
+        deadline=None,
+        print_blob=True,
+    )
 hypothesis.settings.load_profile("everyday")
+
+
+def examples(everyday: int) -> int:
+    """The examples of a property that takes long: so many everyday, and as many times
+    more as in other tests in another profile."""
+    return everyday * hypothesis.settings.default.max_examples // EXAMPLES
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

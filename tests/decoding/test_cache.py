@@ -15,6 +15,7 @@ from dualpath_cli.decoding.cache import Cache
 from dualpath_cli.decoding.decoding_pass import forward
 from dualpath_cli.model import DualPathLM, Intervention, RoutingTrace
 from dualpath_cli.spec.config import COMBINATIONS, GATE_OUTPUTS
+from tests.conftest import examples
 from tests.model import decoding_reference, reference
 from tests.model.reference import difference, random_tokens
 from tests.model.small_models import (
@@ -57,7 +58,7 @@ MODELS = st.builds(
     document_start=st.sampled_from([None, 3]),
 )
 CORE = pytest.mark.parametrize("changes", CORES.values(), ids=CORES.keys())
-several = settings(max_examples=25, derandomize=True, database=None, deadline=None)
+several = settings(max_examples=examples(25))
 
 
 def in_chunks(
@@ -253,7 +254,7 @@ SAVINGS = st.builds(
 )
 
 
-@settings(several, max_examples=10)
+@settings(max_examples=examples(10))
 @given(config=SIMPLER, saving=SAVINGS, seed=st.integers(0, 99))
 def test_token_by_token_the_reference_says_the_same(config, saving, seed):
     """Three sequences, of whose tokens some go on where others stop."""
@@ -266,7 +267,7 @@ def test_token_by_token_the_reference_says_the_same(config, saving, seed):
     assert difference(found, wanted) <= OUTPUTS
 
 
-@settings(several, max_examples=10)
+@settings(max_examples=examples(10))
 @given(
     config=SIMPLER,
     saving=SAVINGS,
@@ -289,7 +290,7 @@ def test_a_prompt_in_any_chunks_too(config, saving, lengths, seed):
         )
 
 
-@settings(several, max_examples=10)
+@settings(max_examples=examples(10))
 @given(
     config=WITH_DOCUMENTS,
     saving=SAVINGS,
@@ -436,7 +437,7 @@ def test_traces_of_passes_are_joined_with_their_states():
         torch.testing.assert_close(one.step_weights, other.step_weights)
 
 
-@settings(several, max_examples=10)
+@settings(max_examples=examples(10))
 @given(
     config=WITH_DOCUMENTS,
     kept=st.integers(0, 4),

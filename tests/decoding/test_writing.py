@@ -27,7 +27,7 @@ from dualpath_cli.decoding.writing import (
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.run.weights import round_weights
 from dualpath_cli.spec.intervention import Intervention
-from tests.conftest import Lazy
+from tests.conftest import Lazy, examples
 from tests.model import reference
 from tests.model.reference import random_tokens
 from tests.model.small_models import ALL_KINDS, small, with_weights
@@ -423,7 +423,7 @@ def test_a_draft_runs_every_loop_once(changes, draft):
     assert counts.ids > 0
 
 
-@settings(max_examples=40, derandomize=True, database=None, deadline=None)
+@settings(max_examples=examples(40))
 @given(
     prompt=st.lists(st.integers(0, IDS - 1), min_size=1, max_size=12),
     length=st.integers(1, 7),

@@ -20,6 +20,7 @@ from dualpath_cli.model.positions import document_mask, in_document
 from dualpath_cli.spec.config import COMBINATIONS, GATE_OUTPUTS, BlockKind, ModelConfig
 from dualpath_cli.spec.intervention import Intervention
 from dualpath_cli.training.parallel import checkpoint_block
+from tests.conftest import examples
 from tests.model import reference
 from tests.model.reference import difference, random_tokens
 from tests.model.small_models import (
@@ -156,7 +157,7 @@ def small_configs(draw) -> ModelConfig:
     )
 
 
-@settings(max_examples=25, derandomize=True, database=None)
+@settings(max_examples=examples(25))
 @given(
     config=small_configs(),
     seed=st.integers(0, 99),
@@ -366,7 +367,7 @@ START = 3
 CONFINED = dataclasses.replace(SMALL, document_start=START)
 
 
-@settings(max_examples=20, derandomize=True, database=None, deadline=None)
+@settings(max_examples=examples(20))
 @given(
     lengths=st.lists(st.integers(1, 4), min_size=1, max_size=4),
     headless=st.booleans(),

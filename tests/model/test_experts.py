@@ -23,6 +23,7 @@ from dualpath_cli.recipe.settings import OptimSettings
 from dualpath_cli.spec.config import ModelConfig
 from dualpath_cli.training.module import DualPathModule
 from dualpath_cli.training.step import losses_of
+from tests.conftest import examples
 from tests.model import reference
 from tests.model.reference import Weights, difference, random_tokens
 from tests.model.small_models import (
@@ -78,7 +79,7 @@ def test_one_expert_is_the_dense_model_to_the_bit(balance):
         assert torch.equal(found[name].grad, parameter.grad), name
 
 
-@settings(max_examples=20, derandomize=True, database=None)
+@settings(max_examples=examples(20))
 @given(n=st.integers(1, 6), data=st.data(), seed=st.integers(0, 99))
 def test_equal_experts_are_one_dense_network_of_their_width(n, data, seed):
     top_k = data.draw(st.integers(1, n))
@@ -228,7 +229,7 @@ def test_the_auxiliary_loss_of_bfloat16_scores_counts_choices_beyond_256():
     assert loss.item() == pytest.approx(expected, rel=1e-6)
 
 
-@settings(max_examples=25, derandomize=True, database=None)
+@settings(max_examples=examples(25))
 @given(
     sizes=st.lists(st.integers(0, 5), min_size=1, max_size=5), seed=st.integers(0, 99)
 )
