@@ -1,11 +1,15 @@
 """Settings and paths that all tests share."""
 
+import errno
 import importlib
+import ipaddress
 import os
 import shutil
 import signal
+import socket
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -183,6 +187,48 @@ def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DUALPATH_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
         yield
+
+
+def _stays_here(end: socket.socket, address: Any) -> bool:
+    """Whether a connection is to this machine."""
+    # To connect a socket of datagrams sends nothing; this way one learns one's address.
+    if end.family not in (socket.AF_INET, socket.AF_INET6):
+        return True
+    if end.type != socket.SOCK_STREAM:
+        return True
+
+    host, _, *scope = address
+    with suppress(ValueError):  # a name
+        if ipaddress.ip_address(host).is_loopback:  # also where there is no IPv6
+            return True
+    if host == "localhost":
+        return True
+
+    # An address of any interface of this machine can be bound, and no other one.
+    with socket.socket(end.family) as own, suppress(OSError):
+        own.bind((host, 0, *scope))
+        return True
+    return False
+
+
+@pytest.fixture(autouse=True)
+def _no_network() -> Iterator[None]:
+    """Fails a test that connects to another machine, by Python in this process."""
+    refused: list[str] = []
+    connect = socket.socket.connect
+
+    def connect_here(end: socket.socket, address: Any) -> None:
+        if not _stays_here(end, address):
+            refused.append(f"{address[0]}, port {address[1]}")
+            raise ConnectionRefusedError(
+                errno.ECONNREFUSED, f"a test connects to {refused[-1]}"
+            )
+        connect(end, address)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(socket.socket, "connect", connect_here)
+        yield
+    assert not refused, "a test needs no other machine"
 
 
 @pytest.fixture(scope="session")
