@@ -189,6 +189,15 @@ def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _no_proxy() -> Iterator[None]:
+    """The tests' own servers are asked directly where the machine has a proxy."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("no_proxy", "NO_PROXY"):  # a program reads one of the two
+            patch.setenv(name, "127.0.0.1,localhost")
+        yield
+
+
 def _stays_here(end: socket.socket, address: Any) -> bool:
     """Whether a connection is to this machine."""
     # To connect a socket of datagrams sends nothing; this way one learns one's address.

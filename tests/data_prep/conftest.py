@@ -75,12 +75,6 @@ def ask(small: Tokenizer, out: Path) -> Callable[..., Request]:
     return asked
 
 
-@pytest.fixture(autouse=True)
-def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Servers here need none."""
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1,localhost")
-
-
 def prepare(
     request: Request,
     processes: int = 1,
