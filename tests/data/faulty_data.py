@@ -73,13 +73,15 @@ def one_line(said: str, message: str) -> None:
 # Damages
 
 
-def flip(path: Path) -> None:
-    """Changes one bit in place."""
+def flip(path: Path, position: int = 50, mask: int = 1) -> None:
+    """Changes one bit, or those of `mask`, in place; a negative position counts from
+    the end."""
+    place = position % path.stat().st_size
     with path.open("r+b") as file:
-        file.seek(50)
+        file.seek(place)
         byte = file.read(1)[0]
-        file.seek(50)
-        file.write(bytes([byte ^ 1]))
+        file.seek(place)
+        file.write(bytes([byte ^ mask]))
 
 
 def swap(folder: Path) -> None:

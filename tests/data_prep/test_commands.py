@@ -32,7 +32,7 @@ from dualpath_cli.data import primitives
 from dualpath_cli.data.manifest import Manifest
 from dualpath_cli.data.tokenizer import Tokenizer, train_bpe
 from dualpath_cli.recipe.recipes import find_recipe, read_recipe_file
-from tests.data.faulty_data import intact, source_count, write_data_folder
+from tests.data.faulty_data import flip, intact, source_count, write_data_folder
 from tests.data_prep.conftest import rows_of, write_jsonl
 
 
@@ -467,12 +467,6 @@ def original(small: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path
 def folder(original: Path, tmp_path: Path) -> Path:
     """A copy of the original that may be damaged."""
     return Path(shutil.copytree(original, tmp_path / "data"))
-
-
-def flip(path: Path, position: int, mask: int = 1) -> None:
-    data = bytearray(path.read_bytes())
-    data[position] ^= mask
-    path.write_bytes(data)
 
 
 def problem_of(folder: Path, capsys: pytest.CaptureFixture[str]) -> str:

@@ -13,7 +13,7 @@ from data_prep.inspection import Inspect, inspect
 from data_prep.prepare import finished
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.data.manifest import MANIFEST, Manifest
-from tests.data.faulty_data import cut, edited, intact, put, remove
+from tests.data.faulty_data import cut, edited, flip, intact, put, remove
 from tests.data_prep.conftest import contents, prepare, source, write_jsonl
 
 TEXTS = ["hello", "", "a <|endoftext|> in the text", "hello hello"]
@@ -61,10 +61,7 @@ def test_a_damaged_folder_is_made_again_when_it_may_be_replaced(ask, out, tmp_pa
     expected = contents(out)
     assert {"tokenizer.json", "rejected.jsonl.zst", "val/a.jsonl"} < expected.keys()
     for name in expected.keys() - {"manifest.json"}:
-        data = expected[name]
-        flipped = bytearray(data)
-        flipped[-1] ^= 1
-        (out / name).write_bytes(flipped)
+        flip(out / name, -1)
         assert prepare(asked, overwrite=True) == manifest
         assert contents(out) == expected, name
 

@@ -29,6 +29,7 @@ from dualpath_cli.run.checkpoint_files import (
 from dualpath_cli.run.checkpoint_folder import read_checkpoint, write_checkpoint
 from dualpath_cli.run.run_folder import newest_checkpoint
 from dualpath_cli.run.weights import tensors_in
+from tests.data.faulty_data import flip
 from tests.training.tiny_run import back_to_step, rows, saved
 
 NAME = "embed.weight"
@@ -64,13 +65,6 @@ def with_weight(value: torch.Tensor | None, name: str = NAME) -> Damage:
     return rewritten(change)
 
 
-def flip(path: Path, part: float) -> None:
-    """Flips the lowest bit of the byte that stands after this part of a file."""
-    content = bytearray(path.read_bytes())
-    content[int(part * (len(content) - 1))] ^= 1
-    path.write_bytes(content)
-
-
 def cut(checkpoint: Path) -> None:
     path = max(checkpoint.glob("*.safetensors"))
     path.write_bytes(path.read_bytes()[:-100])
@@ -86,7 +80,7 @@ def pipe(checkpoint: Path) -> None:
 
 FOUND_WHEN_LOADED: dict[str, tuple[Damage, str]] = {
     "a flipped byte": (
-        lambda path: flip(max(path.glob("*.safetensors")), 0.5),
+        lambda path: flip(max(path.glob("*.safetensors")), -1),
         ".safetensors was changed since it was written",
     ),
     "a weight missing": (with_weight(None), f"{LAST}' is incomplete: it lacks {NAME}"),
@@ -176,14 +170,14 @@ def test_an_interrupted_run_is_not_continued_from_a_checkpoint_with_a_flipped_bi
     run = fit(trainer={"strategy": strategy})
     back_to_step(run, 4)
     for path in files_of(run / "checkpoints" / BEFORE):
-        for part in (0.0, 0.5, 1.0):
-            flip(path, part)
+        for position in (0, path.stat().st_size // 2, -1):
+            flip(path, position)
             said = refused(trainer={"strategy": strategy})
             assert f"{BEFORE}' is damaged: " in said
             assert said.endswith(
                 f"(sha256); give --ckpt-path {run}/checkpoints/step-00000002\n"
             )
-            flip(path, part)
+            flip(path, position)
     assert not (run / "checkpoints" / LAST).exists()
     fit(trainer={"strategy": strategy})  # as it was
 
@@ -193,7 +187,7 @@ def test_no_branch_begins_at_a_checkpoint_with_a_flipped_bit(fit, refused):
     trunk = fit(**wsd, run={"name": "trunk", "save_every": 1})
     branch = wsd | {"run": {"name": "branch", "branch_from": str(trunk)}}
     checkpoint = trunk / "checkpoints" / "step-00000003"
-    flip(checkpoint / "state.json", 0.5)
+    flip(checkpoint / "state.json")
     assert "step-00000003' is damaged: state.json was changed" in refused(**branch)
     shutil.rmtree(checkpoint)
     fit(**branch)
