@@ -15,6 +15,7 @@ import pytest
 import torch
 import yaml
 from safetensors import safe_open
+from safetensors.torch import save_file
 
 from dualpath_cli.cli.main import main
 from dualpath_cli.export.hf import folder as hf
@@ -23,6 +24,7 @@ from dualpath_cli.run.run_folder import RECIPE, newest_checkpoint, read_recipe
 from dualpath_cli.spec.config import ModelConfig
 from tests.cli.processes import run_on_ranks, start
 from tests.conftest import Share
+from tests.data.faulty_data import flip
 from tests.export.conftest import contents, export, model_of, words
 from tests.study.conftest import USERS_OF_FIGURES
 from tests.training.tiny_run import Fit, rows, saved, tiny_recipe
@@ -244,6 +246,25 @@ def test_what_comes_into_a_folder_while_its_successor_is_written_stays(
     run = tmp_path / "runs" / "tiny" / "default"
     assert f"'{folder}' holds 'thesis.txt'" in said(*words(run, folder, "--overwrite"))
     assert (folder / "thesis.txt").read_text() == "mine"
+    assert list(tmp_path.glob("hf*")) == [folder]
+
+
+@pytest.mark.parametrize("position", [0, 500, -1])  # length, header, a weight
+def test_weights_that_come_back_otherwise_leave_the_folder_before(
+    position, folder, tmp_path, said, monkeypatch
+):
+    """Of a disk that gives other bytes back than were written to it."""
+
+    def save(weights: dict[str, torch.Tensor], path: Path, *more: object) -> None:
+        save_file(weights, path, *more)
+        flip(path, position)
+
+    before = contents(folder)
+    run = tmp_path / "runs" / "tiny" / "default"
+    monkeypatch.setattr(hf, "save_file", save)
+    error = said(*words(run, folder, "--overwrite"), code=1)
+    assert "model.safetensors comes back from the disk with other weights" in error
+    assert contents(folder) == before
     assert list(tmp_path.glob("hf*")) == [folder]
 
 

@@ -18,14 +18,17 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import torch
 from huggingface_hub import split_torch_state_dict_into_shards
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from dualpath_cli.base.errors import RunFailed
 from dualpath_cli.base.files import hash_file, read_text
 from dualpath_cli.base.folders import replacing_folder
 from dualpath_cli.base.version import package_versions
@@ -86,22 +89,28 @@ class Weights:
         names = [name for name, _ in model.named_parameters()]
         return cls({name: found[name] for name in names}, checkpoint)
 
-    def write_files(self, folder: Path, progress: Progress) -> None:
-        """Writes files of at most MOST_BYTES.
+    def write_files(self, folder: Path, progress: Progress) -> dict[str, str]:
+        """Writes files of at most MOST_BYTES; returns the sha256 of each by its name.
 
-        The weights of one file at a time are in memory.
+        The weights of one file at a time are in memory. Raises RunFailed if the disk
+        gives other weights back.
         """
         tensors = {PREFIX + name: tensor for name, tensor in self._tensors.items()}
         split = split_torch_state_dict_into_shards(tensors, max_shard_size=MOST_BYTES)
 
+        hashes = {}
         for file, names in split.filename_to_tensors.items():
             values = self._values({name: tensors[name] for name in names})
             save_file(values, folder / file, {"format": "pt"})
+            # First, as the hash is of the bytes that the disk gives back.
+            _check_written(folder / file, values)
+            hashes[file] = hash_file(folder / file)
             progress.advance(sum(tensor.nbytes for tensor in values.values()))
 
         if split.is_sharded:
             index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
-            (folder / SHARDS).write_text(_as_json(index))
+            hashes[SHARDS] = _write(folder / SHARDS, _as_json(index))
+        return hashes
 
     def _values(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """These tensors in memory."""
@@ -115,6 +124,37 @@ class Weights:
         return values
 
 
+def _check_written(path: Path, values: Mapping[str, torch.Tensor]) -> None:
+    """Raises RunFailed unless a file holds these tensors, bit by bit."""
+    # of a damaged header
+    with suppress(SafetensorError), safe_open(path, "pt") as file:
+        found = ((file.get_tensor(name), tensor) for name, tensor in values.items())
+        if all(_same_bits(*pair) for pair in found):
+            return
+
+    raise RunFailed(
+        f"{path.name} comes back from the disk with other weights than were written; "
+        "give an --out on another disk"
+    )
+
+
+def _same_bits(found: torch.Tensor, tensor: torch.Tensor) -> bool:
+    if (found.dtype, found.shape) != (tensor.dtype, tensor.shape):
+        return False
+    # As floats, 0 and -0 would be the same, and nan another one.
+    return torch.equal(_bits(found), _bits(tensor))
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.reshape(-1).view(torch.uint8)
+
+
+def _write(path: Path, text: str) -> str:
+    """Writes a text; returns its sha256."""
+    path.write_text(text, encoding="utf-8")
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 def write_folder(
     run: Run,
     settings: Settings,
@@ -125,20 +165,12 @@ def write_folder(
 ) -> None:
     """Writes the folder, whole or not at all.
 
-    The same arguments give the same bytes.
+    The same arguments give the same bytes. Raises RunFailed as `Weights.write_files`.
     """
     texts = _texts(run, settings, weights, license)
     with replacing_folder(out, lambda before: check_ours(before, out)) as partial:
-        for name, text in texts.items():
-            (partial / name).write_text(text, encoding="utf-8")
-        weights.write_files(partial, progress)
-
-        hashes = {}
-        for name, text in texts.items():
-            hashes[name] = hashlib.sha256(text.encode()).hexdigest()
-        # of several files, their index, too
-        for path in partial.glob("model*.safetensors*"):
-            hashes[path.name] = hash_file(path)
+        hashes = {name: _write(partial / name, text) for name, text in texts.items()}
+        hashes |= weights.write_files(partial, progress)
         (partial / LISTING).write_text(listing(hashes))
         # Read back as a command will, before the folder gets its name.
         read_folder(partial)
