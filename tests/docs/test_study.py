@@ -223,6 +223,25 @@ def test_the_page_of_the_row_says_what_its_commands_print(
     assert f"{level} % interval is {interval}" in text
 
 
+def test_the_readme_answers_by_the_numbers_of_the_study():
+    page = (STUDY.parent / "study.md").read_text(encoding="utf-8")
+    verdicts = [
+        [cell.strip() for cell in line.split("|")[1:-1]]
+        for line in page.splitlines()
+        if line.startswith("| a50")
+    ]
+    (*_, p_at_32, _), (_, _, difference, _, p_at_256, _) = verdicts
+    margin = re.search(r"within ±0\.014, or ([\d.]+) %", page)[1]
+    paired = re.search(r"Paired by seed, which.*?p = ([\d.]+)", page, re.DOTALL)[1]
+
+    readme = (STUDY.parents[1] / "README.md").read_text(encoding="utf-8")
+    _, _, answers = readme.partition("| two gated parallel paths against ")
+    at_32, at_256 = answers.splitlines()[:2]
+    said = [re.findall(r"\d\.\d+", row.split("|")[-2]) for row in (at_32, at_256)]
+    leads_by = difference.split()[0].removeprefix("+")
+    assert said == [[margin, p_at_32], [leads_by, p_at_256, paired]]
+
+
 @pytest.mark.parametrize(
     ("at_best", "held", "passed"),
     [(1.0, (0.92, 0.98), (0.02, 0.08)), (4.0, (0, 0.9), (0.1, 1))],
