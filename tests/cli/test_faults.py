@@ -28,6 +28,7 @@ from dualpath_cli.run.tables import read_csv
 from dualpath_cli.training import checks
 from tests.conftest import Share
 from tests.data_prep.conftest import write_jsonl
+from tests.study.conftest import USERS_OF_FIGURES
 from tests.training.tiny_run import (
     RUN,
     back_to_step,
@@ -177,11 +178,23 @@ def test_training_goes_on_to_its_end_where_its_reader_has_left(fit):
     assert step_of(newest_checkpoint(run)) == 6
 
 
-def test_an_ablation_goes_on_to_its_end_where_its_terminal_is_closed(trained, tmp_path):
-    words = ["ablate", "--ckpt_path", str(trained()), "--out", str(tmp_path / "a")]
+@pytest.mark.parametrize(
+    ("line", "written"),
+    [
+        ("validate --ckpt_path RUN", None),
+        ("ablate --ckpt_path RUN --out OUT", "ablations.csv"),
+        ("routing --ckpt_path RUN --tagger none --out OUT", "summary.json"),
+    ],
+)
+def test_a_command_that_takes_long_goes_on_to_its_end_where_its_terminal_is_closed(
+    line, written, trained, tmp_path, monkeypatch
+):
+    for user in USERS_OF_FIGURES:
+        monkeypatch.setattr(user, lambda folder, figures: [])
+    words = words_of(line, trained(), tmp_path / "out")
     with closed_terminal() as terminal, redirect_stdout(terminal):
         assert main(words) == 0
-    assert (tmp_path / "a" / "ablations.csv").exists()
+    assert written is None or (tmp_path / "out" / written).exists()
 
 
 def test_a_preparation_goes_on_to_its_end_where_its_terminal_is_closed(
