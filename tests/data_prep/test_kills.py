@@ -205,7 +205,12 @@ def test_whatever_ends_it_is_one_line_and_the_same_command_continues(start, tmp_
 
     first = start()
     workers_of(first)
-    code, _, err = end(start())
+    # It must not end before the other one, which is slow to start, finds it.
+    os.killpg(first.pid, signal.SIGSTOP)
+    try:
+        code, _, err = end(start())
+    finally:
+        os.killpg(first.pid, signal.SIGCONT)
     assert code == 2
     said = (
         r"dualpath prepare: error: '.*' is being written by another process; wait .*\n"
