@@ -3,6 +3,7 @@ plainly."""
 
 import io
 import json
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -138,6 +139,17 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
         )
         data = reader.read()
     return [json.loads(line) for line in data.decode("utf-8").splitlines()]
+
+
+_PROGRESS = re.compile(
+    r"^(reading|comparing|writing [a-z ]+|tidying up): .*\n", re.MULTILINE
+)
+
+
+def without_progress(errors: str) -> str:
+    """What a preparation says on stderr, without the lines that say how far it is: a
+    busy machine has some."""
+    return _PROGRESS.sub("", errors)
 
 
 def contents(folder: Path) -> dict[str, bytes]:

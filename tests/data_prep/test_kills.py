@@ -21,7 +21,7 @@ from dualpath_cli.base.files import remove
 from dualpath_cli.data.manifest import Manifest
 from tests.cli.processes import SERVER
 from tests.data.faulty_data import intact
-from tests.data_prep.conftest import contents, write_jsonl
+from tests.data_prep.conftest import contents, without_progress, write_jsonl
 
 
 def _run(words: list[str], kill: int, changes: Path) -> None:
@@ -155,12 +155,7 @@ def start(tmp_path: Path, small_folder: Path) -> Start:
 def end(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     """How it ended: code, output, errors without the lines that say how far it is."""
     out, err = process.communicate(timeout=120)
-    lines = err.splitlines(keepends=True)
-    return (
-        process.returncode,
-        out,
-        "".join(x for x in lines if not x.startswith("reading: ")),
-    )
+    return process.returncode, out, without_progress(err)
 
 
 def workers_of(process: subprocess.Popen[str]) -> list[int]:
