@@ -5,6 +5,7 @@ refuses it, or in a line on the rows that are gone. No damage is a traceback, an
 is lost without a word.
 """
 
+import math
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -402,6 +403,8 @@ def test_a_sweep_goes_on_beside_a_damaged_table_and_takes_no_damaged_run_for_fin
         (run.folder / file).write_text(text)
     for name in damages_of(run.folder / table):
         speeds = measured_speeds([run])
+        # of a damaged table none, or what its rows say
+        assert all(0 < speed < math.inf for speed in speeds.values()), name
         assert 0 <= run.share_done <= 1
         if name in HARMLESS:
             assert (run.is_finished, run.share_done, [*speeds.values()]) == (
