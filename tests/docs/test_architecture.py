@@ -3,22 +3,12 @@ them."""
 
 import ast
 import re
-import shutil
-import sys
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import astuple
 from pathlib import Path
-from types import FrameType
 
-import pytest
-from lightning.pytorch import Trainer
-
-from dualpath_cli.cli import options
 from dualpath_cli.cli.commands import COMMANDS
-from dualpath_cli.cli.main import main
-from tests.conftest import Share
-from tests.training.tiny_run import write_home
 
 ROOT = Path(__file__).parents[2]
 PACKAGE, PREPARATION = ROOT / "dualpath_cli", ROOT / "data_prep"
@@ -197,44 +187,6 @@ def test_the_page_draws_these_rows():
     lines = page.split("```")[1].splitlines()
     drawn = [re.findall(r"(\w+)(?:/|\.py)", line) for line in lines]
     assert [rooms for rooms in drawn if rooms] == ROWS
-
-
-def test_the_page_goes_from_arguments_to_a_launch_by_the_functions_that_are_called(
-    share: Share, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    walk = page.partition("## Arguments to a launch")[2].split("```")
-    columns = [
-        re.split(r"\s{2,}", line.strip()) for line in walk[1].strip().splitlines()
-    ]
-    texts = [cells[1 if "/" in cells[0] else 0] for cells in columns]
-    stays = [name for text in texts for name in re.split(" > |, ", text)]
-    assert f"{len(stays)} functions, with 16 ways back" in " ".join(walk[0].split())
-    assert len(stays) <= 40
-    monkeypatch.chdir(
-        shutil.copytree(share("home", write_home), tmp_path / "home", symlinks=True)
-    )
-    called: set[str] = set()
-
-    def end(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    def note(frame: FrameType, event: str, _: object) -> None:
-        if event == "call" and str(PACKAGE) in frame.f_code.co_filename:
-            name = frame.f_code.co_qualname
-            called.update((name, name.rpartition(".")[2]))
-
-    monkeypatch.setattr(Trainer, "fit", end)
-    options.parser_of.cache_clear()
-    sys.setprofile(note)
-    try:
-        code = main(
-            ["fit", "--config", "tiny.yaml", "--run.name", "new", "--optim.lr", "1e-3"]
-        )
-    finally:
-        sys.setprofile(None)
-    assert code == 130
-    assert [name for name in stays if name not in called] == []
 
 
 def test_each_forward_of_the_equations_is_short():
