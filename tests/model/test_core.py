@@ -51,23 +51,6 @@ def test_forced_repetitions_follow_the_protocol(changes, forced):
         assert difference(actual, model(TOKENS)) > SHOWS
 
 
-@pytest.mark.parametrize("forced", [1, 4])
-@pytest.mark.parametrize("changes", STEPS.values(), ids=STEPS.keys())
-def test_forced_loops_follow_the_protocol_whatever_steps_share(
-    changes, forced, monkeypatch
-):
-    config = small(**changes)
-    weights = reference.random_weights(config, seed=0)
-    deep_path = reference.deep_path
-    monkeypatch.setattr(
-        reference, "deep_path", lambda w, c, x: deep_path(w, c, x, loops=forced)
-    )
-    expected = reference.logits(weights, config, TOKENS)
-    model = with_weights(config, weights)
-    actual = model(TOKENS, intervention=Intervention(loops=forced))
-    assert difference(actual, expected) <= OUTPUTS
-
-
 # What a core is equal to
 
 

@@ -43,6 +43,7 @@ FORCED = VARIANTS | {
     "last step only": {"combination": "final"},
     "mean of the steps": {"combination": "mean"},
     "mean, trained with one": {"combination": "mean", "loops": 1},
+    **STEPS,
 }
 HALTED = VARIANTS | {
     "five loops": {"loops": 5},
