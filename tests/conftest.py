@@ -124,6 +124,12 @@ def share(tmp_path_factory: pytest.TempPathFactory) -> Share:
     return folder
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file of a folder by its path there."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
+
+
 OutputOf = Callable[..., str]
 
 

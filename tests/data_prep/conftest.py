@@ -150,9 +150,3 @@ def without_progress(errors: str) -> str:
     """What a preparation says on stderr, without the lines that say how far it is: a
     busy machine has some."""
     return _PROGRESS.sub("", errors)
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    """Every file of a folder by its path."""
-    paths = sorted(path for path in folder.rglob("*") if path.is_file())
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}

@@ -26,7 +26,8 @@ from data_prep.settings import PreparationSettings
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.cli.main import main
 from dualpath_cli.data.manifest import Manifest
-from tests.data_prep.conftest import contents, source, texts_of
+from tests.conftest import contents
+from tests.data_prep.conftest import source, texts_of
 from tests.data_prep.web import Fault, Web
 
 ROOT = "contrib/Nemotron/Nemotron-CC/data-jsonl"

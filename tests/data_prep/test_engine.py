@@ -16,7 +16,8 @@ from data_prep import prepare as pipeline
 from data_prep.engine import Between, Engine, ParallelEngine, Task, local_engine
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.data.manifest import Manifest
-from tests.data_prep.conftest import contents, prepare, write_jsonl
+from tests.conftest import contents
+from tests.data_prep.conftest import prepare, write_jsonl
 
 
 @dataclass(frozen=True)

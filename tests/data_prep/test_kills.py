@@ -20,8 +20,9 @@ import pytest
 from dualpath_cli.base.files import remove
 from dualpath_cli.data.manifest import Manifest
 from tests.cli.processes import SERVER
+from tests.conftest import contents
 from tests.data.faulty_data import intact
-from tests.data_prep.conftest import contents, without_progress, write_jsonl
+from tests.data_prep.conftest import without_progress, write_jsonl
 
 
 def _run(words: list[str], kill: int, changes: Path) -> None:

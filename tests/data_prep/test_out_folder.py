@@ -13,8 +13,9 @@ from data_prep.inspection import Inspect, inspect
 from data_prep.prepare import finished
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.data.manifest import MANIFEST, Manifest
+from tests.conftest import contents
 from tests.data.faulty_data import cut, edited, flip, intact, put, remove
-from tests.data_prep.conftest import contents, prepare, source, write_jsonl
+from tests.data_prep.conftest import prepare, source, write_jsonl
 
 TEXTS = ["hello", "", "a <|endoftext|> in the text", "hello hello"]
 

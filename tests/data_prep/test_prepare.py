@@ -23,10 +23,10 @@ from dualpath_cli.data.manifest import Manifest
 from dualpath_cli.data.rows import OnRead, Rows, UnreadableFile, read_rows
 from dualpath_cli.data.tokenizer import Tokenizer
 from dualpath_cli.data.tokenizer_json import BYTE_OF_CHARACTER
+from tests.conftest import contents
 from tests.data.faulty_data import intact
 from tests.data.small_tokenizer import definition_with
 from tests.data_prep.conftest import (
-    contents,
     prepare,
     rows_of,
     source,

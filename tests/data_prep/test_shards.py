@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from litdata import TokensLoader
 from litdata.streaming.writer import BinaryWriter
 
+from tests.conftest import contents
 from tests.data.faulty_data import write_shards
-from tests.data_prep.conftest import contents
 
 
 def blocks(folder: Path, block_size: int) -> np.ndarray:

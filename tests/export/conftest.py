@@ -32,12 +32,6 @@ def export(run: Path, out: Path, *more: object) -> Path:
     return out
 
 
-def contents(path: Path) -> dict[str, bytes]:
-    """What is in a file, or in each file below a folder."""
-    files = [file for file in (path, *path.rglob("*")) if file.is_file()]
-    return {file.relative_to(path).as_posix(): file.read_bytes() for file in files}
-
-
 def model_of(run: Path) -> DualPathLM:
     """The checkpoint's model, as every command loads it."""
     found = find_trained(str(run))

@@ -23,9 +23,9 @@ from dualpath_cli.model import DualPathLM
 from dualpath_cli.run.run_folder import RECIPE, newest_checkpoint, read_recipe
 from dualpath_cli.spec.config import ModelConfig
 from tests.cli.processes import run_on_ranks, start
-from tests.conftest import Share
+from tests.conftest import Share, contents
 from tests.data.faulty_data import flip
-from tests.export.conftest import contents, export, model_of, words
+from tests.export.conftest import export, model_of, words
 from tests.study.conftest import USERS_OF_FIGURES
 from tests.training.tiny_run import Fit, rows, saved, tiny_recipe
 

@@ -12,6 +12,7 @@ from dualpath_cli.run.run_folder import check_links
 from dualpath_cli.run.trained import find_run
 from dualpath_cli.study.ablation.options import Ablate
 from tests.cli.test_messages import write_place
+from tests.conftest import contents
 from tests.training.tiny_run import RUN, back_to_step, tables
 
 FIT = "fit --config tiny.yaml"
@@ -43,11 +44,6 @@ def place(share, tmp_path, monkeypatch) -> Path:
     ):
         (others / name).write_text("the work of others")
     return tmp_path
-
-
-def content(folder: Path) -> dict[str, bytes]:
-    paths = sorted(path for path in folder.rglob("*") if path.is_file())
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
 
 
 @pytest.mark.parametrize(
@@ -101,13 +97,13 @@ def test_a_command_refuses_a_link_out_of_the_folder_it_writes_to(
         shutil.copytree(path, others, dirs_exist_ok=True)
         shutil.rmtree(path)
     path.symlink_to(others)
-    before = content(others)
+    before = contents(others)
 
     error = said(*words.split())
 
     assert f"{link}' is a link to '{others}', outside of '" in error
     assert "; remove the link" in error or "; move that folder here" in error
-    assert content(others) == before
+    assert contents(others) == before
 
 
 def test_a_run_folder_may_itself_be_a_link_and_hold_links_that_stay_inside(place):
@@ -132,14 +128,14 @@ def test_of_a_checkpoint_that_is_a_link_only_the_link_is_dropped(trained, tmp_pa
     own = run / "checkpoints/step-00000002"
     shutil.move(own, others)
     own.symlink_to(others)
-    before = content(others)
+    before = contents(others)
 
     words = ["--config", str(tmp_path / "recipe.yaml"), "--run.keep", "1"]
     assert main(["fit", *words]) == 0
 
     names = {path.name for path in (run / "checkpoints").iterdir()}
     assert names == {"step-00000006", "last", "manifests"}
-    assert content(others) == before
+    assert contents(others) == before
 
 
 def test_a_copy_of_a_run_without_links_is_continued(trained, fit):

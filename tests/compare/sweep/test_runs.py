@@ -23,6 +23,7 @@ from dualpath_cli.recipe.settings import settings_from
 from dualpath_cli.report.console import plain_console
 from dualpath_cli.spec.own_checks import hashes
 from tests.compare.sweep.conftest import SMALL, asked, starts, write_recipe
+from tests.conftest import contents
 
 
 def test_lists_are_separated_by_commas_and_each_value_counts_once(tmp_path):
@@ -65,22 +66,15 @@ def test_only_alphas_are_percents_and_a_rate_of_one_percent_is_not_one(words, tm
         asked(tmp_path, *words)
 
 
-def files(out: Path) -> dict[Path, bytes]:
-    """All that a sweep has written."""
-    return {
-        path: path.read_bytes() for path in sorted(out.rglob("*")) if path.is_file()
-    }
-
-
 def test_a_sweep_that_is_refused_leaves_the_one_before_as_it_was(
     words, tmp_path, capsys
 ):
     words = [*words, "--yes", "--seeds", "1", "--controls", "wide"]
     assert main(words) == 0
-    before = files(tmp_path / "sweep")
+    before = contents(tmp_path / "sweep")
     assert main([*words, "--budget", "110K"]) == 2
     assert "give this sweep another --out" in capsys.readouterr().err
-    assert files(tmp_path / "sweep") == before
+    assert contents(tmp_path / "sweep") == before
 
 
 def test_no_seeds_are_added_to_runs_of_another_source(words, tmp_path, capsys):
@@ -93,12 +87,12 @@ def test_no_seeds_are_added_to_runs_of_another_source(words, tmp_path, capsys):
     now = hashes(settings_from(yaml.safe_load((run / "recipe.yaml").read_text())).model)
     assert now.keys() == {own}
     (run / "versions.json").write_text(json.dumps({"classes": {own: "0" * 64}}))
-    before = files(out)
+    before = contents(out)
     assert main(words) == 2
     said = capsys.readouterr().err
     assert f"{run} was begun with another source of {own}, kept in" in said
     assert "restore this source or give this sweep another --out" in said
-    assert files(out) == before
+    assert contents(out) == before
     (run / "versions.json").write_text(json.dumps({"classes": now}))
     assert main(words) == 0
     assert len(starts(out)) == 2 * 2
