@@ -4,7 +4,8 @@ plainly."""
 import io
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,25 @@ def prepare(
         return pipeline.make_data_folder(
             request, engine, fetch, memory, overwrite=overwrite
         )
+
+
+@contextmanager
+def interrupted_at_the_end(
+    meanwhile: Callable[[Path], object] = lambda folder: None,
+    end: type[BaseException] = KeyboardInterrupt,
+) -> Iterator[None]:
+    """A preparation in the block raises `end` before it writes its manifest.
+
+    Before that `meanwhile` gets the unfinished folder.
+    """
+
+    def interrupted(manifest: Manifest, folder: Path) -> None:
+        meanwhile(folder)
+        raise end
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Manifest, "write", interrupted)
+        yield
 
 
 def source(name: str, path: Path | str, **settings: Any) -> SourceSettings:

@@ -27,7 +27,7 @@ from dualpath_cli.base.errors import UserError
 from dualpath_cli.cli.main import main
 from dualpath_cli.data.manifest import Manifest
 from tests.conftest import contents
-from tests.data_prep.conftest import source, texts_of
+from tests.data_prep.conftest import interrupted_at_the_end, source, texts_of
 from tests.data_prep.web import Fault, Web
 
 ROOT = "contrib/Nemotron/Nemotron-CC/data-jsonl"
@@ -270,11 +270,7 @@ def test_much_to_download_is_asked_about_and_a_small_disk_noticed_first(
 def test_a_disk_that_an_interrupted_preparation_has_filled_is_enough_to_continue(
     run, tmp_path, capsys, monkeypatch
 ):
-    def killed(manifest: Manifest, folder: Path) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Manifest, "write", killed)
+    with interrupted_at_the_end():
         assert run("out") == 130
     made = sum(map(len, contents(tmp_path / "out.partial").values()))
     monkeypatch.setattr(input_files, "TOKENS_PER_STORED_BYTE", 1.0)

@@ -15,9 +15,8 @@ from data_prep import encoding, ray_engine
 from data_prep import prepare as pipeline
 from data_prep.engine import Between, Engine, ParallelEngine, Task, local_engine
 from dualpath_cli.base.errors import UserError
-from dualpath_cli.data.manifest import Manifest
 from tests.conftest import contents
-from tests.data_prep.conftest import prepare, write_jsonl
+from tests.data_prep.conftest import interrupted_at_the_end, prepare, write_jsonl
 
 
 @dataclass(frozen=True)
@@ -115,14 +114,9 @@ def test_tasks_that_run_twice_leave_the_same_folder(ask, tmp_path, monkeypatch):
             10**9,
         )
 
-    def killed(manifest: Manifest, folder: Path) -> None:
-        raise KeyboardInterrupt
-
     prepare(ask(path, out=tmp_path / "once", val_fraction=0.1))
-    with monkeypatch.context() as patch:
-        patch.setattr(Manifest, "write", killed)
-        with pytest.raises(KeyboardInterrupt):
-            prepare_twice()
+    with interrupted_at_the_end(), pytest.raises(KeyboardInterrupt):
+        prepare_twice()
 
     damaged, *_ = (tmp_path / "twice.partial").rglob("00000-00003.arrow")
     damaged.write_bytes(b"")

@@ -15,7 +15,12 @@ from dualpath_cli.base.errors import UserError
 from dualpath_cli.data.manifest import MANIFEST, Manifest
 from tests.conftest import contents
 from tests.data.faulty_data import cut, edited, flip, intact, put, remove
-from tests.data_prep.conftest import prepare, source, write_jsonl
+from tests.data_prep.conftest import (
+    interrupted_at_the_end,
+    prepare,
+    source,
+    write_jsonl,
+)
 
 TEXTS = ["hello", "", "a <|endoftext|> in the text", "hello hello"]
 
@@ -209,15 +214,9 @@ def test_unfinished_work_that_was_damaged_is_made_again(
     monkeypatch.setattr(encoding, "PIECE_BYTES", 100)
     asked = ask([*(f"text {n} " * 5 for n in range(12)), "", *TEXTS], val_fraction=0.2)
     partial, kept = tmp_path / "out.partial", tmp_path / "kept"
-
-    def killed(manifest: Manifest, folder: Path) -> None:
-        shutil.copytree(partial, kept)
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Manifest, "write", killed)
-        with pytest.raises(KeyboardInterrupt):
-            prepare(asked)
+    ends = interrupted_at_the_end(lambda folder: shutil.copytree(partial, kept))
+    with ends, pytest.raises(KeyboardInterrupt):
+        prepare(asked)
     prepare(asked)
     expected = contents(out)
     kinds: dict[str, list[str]] = {}

@@ -27,6 +27,7 @@ from tests.conftest import contents
 from tests.data.faulty_data import intact
 from tests.data.small_tokenizer import definition_with
 from tests.data_prep.conftest import (
+    interrupted_at_the_end,
     prepare,
     rows_of,
     source,
@@ -177,14 +178,8 @@ def test_a_continued_preparation_makes_nothing_again_and_remembers_faults(
     write_jsonl(tmp_path / "texts" / "a.jsonl", TEXTS)
     (tmp_path / "texts" / "b.jsonl.gz").write_bytes(b"not gzip")
     asked = ask(tmp_path / "texts")
-
-    def ended(manifest: Manifest, folder: Path) -> None:
-        raise end
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Manifest, "write", ended)
-        with pytest.raises(end):
-            prepare(asked)
+    with interrupted_at_the_end(end=end), pytest.raises(end):
+        prepare(asked)
 
     def again(*made: Any) -> PieceCounts:
         raise AssertionError("a piece is made again")
@@ -197,14 +192,8 @@ def test_a_continued_preparation_makes_nothing_again_and_remembers_faults(
 def test_a_continued_preparation_judges_nothing_again(ask, tmp_path, monkeypatch):
     # Of texts that come twice more are read and judged than the tokens seem to take.
     asked = ask([*many(20) * 2, *many(60, start=100)], tokens=600)
-
-    def killed(manifest: Manifest, folder: Path) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Manifest, "write", killed)
-        with pytest.raises(KeyboardInterrupt):
-            prepare(asked)
+    with interrupted_at_the_end(), pytest.raises(KeyboardInterrupt):
+        prepare(asked)
     assert len(list((tmp_path / "out.partial" / "judged").iterdir())) > 1
 
     def again(*judged: Any) -> None:
@@ -278,9 +267,7 @@ def test_the_time_left_is_by_the_pace_of_new_pieces(tmp_path, monkeypatch, capsy
     assert last.endswith(" tokens/s, 2.0 min left")
 
 
-def test_a_file_that_comes_after_chunks_were_written_is_in_the_data(
-    ask, out, tmp_path, monkeypatch
-):
+def test_a_file_that_comes_after_chunks_were_written_is_in_the_data(ask, out, tmp_path):
     (tmp_path / "texts").mkdir()
     for number in range(3):
         write_jsonl(tmp_path / "texts" / f"{number}.jsonl", many(9, start=9 * number))
@@ -292,17 +279,14 @@ def test_a_file_that_comes_after_chunks_were_written_is_in_the_data(
         assert isinstance(file.origin, Path)
         return file.origin
 
-    def killed(manifest: Manifest, folder: Path) -> None:
+    def add_files(folder: Path) -> None:
         # Of other documents there may have been more chunks, and some held out.
         for name in ("chunk-0-99.bin", "val/texts.jsonl"):
             (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).touch()
-        raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch:
-        patch.setattr(Manifest, "write", killed)
-        with pytest.raises(KeyboardInterrupt):
-            prepare(asked, fetch=missing)
+    with interrupted_at_the_end(add_files), pytest.raises(KeyboardInterrupt):
+        prepare(asked, fetch=missing)
     manifest = prepare(asked)
     assert not manifest.sources[0].faults
     assert not manifest.beside
