@@ -1,7 +1,6 @@
 """What tests of exports share: exported folders, and the one line that a mistake
 gives."""
 
-import hashlib
 import json
 import shutil
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from dualpath_cli.run.trained import find_trained
 from dualpath_cli.run.weights import empty_model, load_weights
 from tests.conftest import Share
 from tests.data.small_tokenizer import definition_with
-from tests.training.tiny_run import MERGES, Fit
+from tests.training.tiny_run import MERGES, Fit, digest_of
 
 Pair = tuple[Path, Path]  # a run, and the folder that it was exported to
 Exported = Callable[..., Pair]
@@ -55,12 +54,8 @@ def exported(trained: Fit, share: Share) -> Exported:
 
     def pair(**changes: Any) -> Pair:
         run = trained(**changes)
-        digest = hashlib.sha256(
-            json.dumps(changes, sort_keys=True).encode()
-        ).hexdigest()[:16]
-        return run, share(
-            f"hf-{digest}", lambda folder: export(run, folder / "hf")
-        ) / "hf"
+        name = f"hf-{digest_of(changes)}"
+        return run, share(name, lambda folder: export(run, folder / "hf")) / "hf"
 
     return pair
 

@@ -4,7 +4,6 @@ figures."""
 import base64
 import dataclasses
 import gzip
-import hashlib
 import io
 import json
 import re
@@ -26,7 +25,7 @@ from dualpath_cli.report.figures import save
 from dualpath_cli.run.weights import load_weights
 from dualpath_cli.spec.config import ModelConfig
 from tests.conftest import Share
-from tests.training.tiny_run import tiny_recipe, train
+from tests.training.tiny_run import digest_of, tiny_recipe, train
 
 OPEN = {"model": {"gain_init": 0.0, "init_std": 0.3, "loops": 3}, "optim": {"lr": 0.05}}
 """A model whose gates, paths and loops matter after six steps."""
@@ -128,11 +127,6 @@ def studied(share: Share, opened: Callable[..., Path]) -> Study:
         return Studied(folder / "default", (folder / "shown.txt").read_text())
 
     return study
-
-
-def digest_of(content: object) -> str:
-    """A short name of some content."""
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def model_of(run: Path) -> tuple[DualPathLM, Tokenizer]:

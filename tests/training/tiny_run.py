@@ -151,6 +151,11 @@ def train(recipe: Recipe, path: Path, expected: int = 0) -> Path:
     return Path(run["dir"], run["recipe"], run.get("name", "default"))
 
 
+def digest_of(content: object) -> str:
+    """A short name of some content."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+
 @pytest.fixture
 def fit(texts: Path, tmp_path: Path) -> Fit:
     """Trains the tiny recipe, changed by keyword (section={...}), and returns the run
@@ -190,11 +195,8 @@ def trained(share: Share, texts: Path, tmp_path: Path) -> Fit:
     def copy(**changes: Any) -> Path:
         recipe = merge(tiny_recipe(texts, tmp_path / "runs"), changes)
         (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
-        digest = hashlib.sha256(
-            json.dumps(changes, sort_keys=True).encode()
-        ).hexdigest()[:16]
         runs = share(
-            f"runs-{digest}",
+            f"runs-{digest_of(changes)}",
             lambda folder: train(
                 merge(recipe, {"run": {"dir": str(folder)}}), folder / "recipe"
             ),
