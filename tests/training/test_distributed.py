@@ -8,7 +8,6 @@ file alone; tests of what that gains see them move.
 import ast
 import atexit
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -53,6 +52,7 @@ from tests.training.tiny_run import (
     SEQ_LEN,
     Fit,
     back_to_step,
+    losses_in,
     prepare,
     rows,
     tables,
@@ -230,10 +230,10 @@ def test_a_run_is_the_same_however_its_parts_are_trained(way, runs, output_of):
     for name, parameter in weights[0].items():
         torch.testing.assert_close(parameter, weights[1][name], rtol=1e-3, atol=1e-5)
 
-    output = output_of("validate", "--ckpt_path", run)
+    losses = losses_in(output_of("validate", "--ckpt_path", run))
     for last in rows(expected / "validation.csv")[-2:]:
-        (loss,) = re.findall(rf"{last['set']} .*? ([\d.]+)", output)
-        assert float(loss) == pytest.approx(float(last["loss"]), rel=1e-4)
+        wanted = pytest.approx(float(last["loss"]), rel=1e-4)
+        assert losses[last["set"]] == wanted
 
 
 @rare

@@ -43,6 +43,7 @@ from tests.conftest import Lazy
 from tests.training.tiny_run import (
     SEQ_LEN,
     back_to_step,
+    losses_in,
     prepare,
     rows,
     tables,
@@ -382,9 +383,9 @@ def test_validate_gives_the_numbers_of_the_runs_end(trained, output_of):
     last = rows(run / "validation.csv")[-1]
     for path in (run, checkpoints / "step-00000006", checkpoints / "last"):
         output = output_of("validate", "--ckpt_path", path)
-        (loss,) = re.findall(r"held_out .*? ([\d.]+)", output)
         # rounded twice
-        assert float(loss) == pytest.approx(float(last["loss"]), abs=6e-5)
+        loss = pytest.approx(float(last["loss"]), abs=6e-5)
+        assert losses_in(output) == {"held_out": loss}
         assert f"{float(last['bits_per_byte']):.4f}" in output
     older = output_of("validate", "--ckpt_path", checkpoints / "step-00000002")
     assert f"{float(last['loss']):.4f}" not in older
@@ -427,7 +428,7 @@ def test_the_text_of_a_validation_set_may_be_in_another_field(
     assert last["content"] == last["held_out"] != last["text"]
 
     output = output_of("validate", "--ckpt_path", run, "--data.val", json.dumps(sets))
-    losses = dict(re.findall(r"(\w+) +│ +([\d.]+) │", output))
+    losses = losses_in(output)
     assert losses["content"] == losses["held_out"] != losses["text"]
 
     nowhere = {"path": str(both), "field": "body"}

@@ -17,7 +17,14 @@ from tests.data.faulty_data import write_data_folder
 from tests.data.s3 import put_folder
 from tests.data.small_tokenizer import tokenizer_with
 from tests.data_prep.web import wait_for
-from tests.training.tiny_run import SEQ_LEN, prepare, rows, tables, write_text
+from tests.training.tiny_run import (
+    SEQ_LEN,
+    losses_in,
+    prepare,
+    rows,
+    tables,
+    write_text,
+)
 
 URL = "s3://bucket/train"
 workers = pytest.mark.parametrize(
@@ -157,11 +164,10 @@ def test_validation_sets_may_lie_on_s3(
     given = [
         word for name, path in distant.items() for word in (f"--data.val.{name}", path)
     ]
-    output = output_of(*words, *given)
+    losses = losses_in(output_of(*words, *given))
     for row in rows(runs[0] / "validation.csv")[-2:]:
-        (loss,) = re.findall(rf"{row['set']} .*? ([\d.]+)", output)
         # rounded twice
-        assert float(loss) == pytest.approx(float(row["loss"]), abs=6e-5)
+        assert losses[row["set"]] == pytest.approx(float(row["loss"]), abs=6e-5)
 
 
 # Chunks from S3: the next one comes ahead, and those that were read go where the disk

@@ -5,6 +5,7 @@ import csv
 import hashlib
 import json
 import random
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -285,6 +286,12 @@ def tables(run: Path) -> dict[str, list[dict[str, str]]]:
         name: rows(run / name)
         for name in ("metrics.csv", "validation.csv", "routing.csv")
     }
+
+
+def losses_in(printed: str) -> dict[str, float]:
+    """The loss of each validation set in the table that `validate` prints."""
+    found = re.findall(r"(\w+) +│ +([\d.]+) │", printed)
+    return {name: float(loss) for name, loss in found}
 
 
 def saved(checkpoint: Path) -> dict[str, "torch.Tensor"]:
