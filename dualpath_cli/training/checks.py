@@ -34,26 +34,23 @@ def check_size(settings: Settings) -> None:
     them."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     size = 4 * parameters(settings.model)
-    if size > memory * _sharing_machines(settings):
+
+    # The machines that share one set of weights, at most.
+    trainer = settings.trainer
+    machines = 1
+    if trainer.strategy == "fsdp":
+        machines = trainer.num_nodes
+    elif trainer.strategy == "hsdp" and settings.run.shard_size is not None:
+        # A node has at least one device, also where their number is not known yet.
+        devices = trainer.devices_of_a_node or 1
+        machines = min(ceil(settings.run.shard_size / devices), trainer.num_nodes)
+
+    if size > memory * machines:
         raise UserError(
             f"the model's weights are {size / 1e9:,.0f} GB, and this machine has "
             f"{memory / 1e9:,.0f} GB of memory; lower model.n_layers, d_model or the "
             "FFN widths"
         )
-
-
-def _sharing_machines(settings: Settings) -> int:
-    """The machines that share one set of weights, at most."""
-    trainer = settings.trainer
-    if trainer.strategy == "fsdp":
-        return trainer.num_nodes
-
-    # A node has at least one device, also where their number is not known yet.
-    shard_size = settings.run.shard_size
-    if trainer.strategy == "hsdp" and shard_size is not None:
-        devices = trainer.devices_of_a_node or 1
-        return min(ceil(shard_size / devices), trainer.num_nodes)
-    return 1
 
 
 def check_steps(settings: Settings) -> None:
