@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import chain
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -46,9 +47,9 @@ class Run:
         name: str,
         words: str,
         steps: int,
-        watch: dict[str, Any] | None = None,
+        watch: tuple[type[Callback], dict[str, Any]] | None = None,
     ) -> None:
-        """`watch` has the class of a callback below and its arguments."""
+        """`words` are as for `options_of`; `watch` is a callback and its arguments."""
         while not (work_folder() / "sample/manifest.json").exists():
             time.sleep(0.1)
         self.folder = work_folder() / "small" / name
@@ -59,23 +60,29 @@ class Run:
         )
         if bench.sizes.run:
             words = f"{words} {TINY} --run.compile false"
-        tokens = 256 if bench.sizes.run else _tokens(words)
-        text = f"""fit --config small_text --data.path {work_folder()}/sample
+        self.options = options_of(
+            f"""--config small_text --data.path {work_folder()}/sample
             --data.max_epochs null --run.dir {work_folder()} --run.recipe small
             --run.name {name} --run.budget null --run.tensorboard false
             --run.validate_every 0 --run.save_every 100000 --run.log_every 10
             --run.gates_every 100 --data.workers 1 --optim.warmup_steps 5 {device}
-            {words} --run.max_tokens {steps * tokens}"""
-        callbacks = []
+            {words}"""
+        )
+        tokens = steps * self.number("--run.batch_tokens")
+        self.options["--run.max_tokens"] = str(tokens)
         if watch is not None:
-            given = {"out": str(self.out)} | {
-                k: v for k, v in watch.items() if k != "class"
-            }
-            path = f"{__name__}.{watch['class']}"
-            one = json.dumps([{"class_path": path, "init_args": given}])
-            callbacks = ["--trainer.callbacks", one]
-        command = [sys.executable, "-m", "dualpath_cli", *text.split(), *callbacks]
+            callback, given = watch
+            path = f"{callback.__module__}.{callback.__qualname__}"
+            init_args = {"out": str(self.out), **given}
+            one = [{"class_path": path, "init_args": init_args}]
+            self.options["--trainer.callbacks"] = json.dumps(one)
+        given_words = chain.from_iterable(self.options.items())
+        command = [sys.executable, "-m", "dualpath_cli", "fit", *given_words]
         self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+
+    def number(self, option: str) -> int:
+        """The value of an option of this run."""
+        return int(self.options[option])
 
     def until(self, path: Path) -> None:
         """Waits for a file. Raises RuntimeError where the run has ended without it."""
@@ -100,25 +107,34 @@ class Run:
         }
 
 
-def _tokens(words: str) -> int:
-    """Those of a step."""
+def options_of(words: str) -> dict[str, str]:
+    """Options and their values, by turns, without spaces; of equal ones, the last."""
     given = words.split()
-    return int(given[given.index("--run.batch_tokens") + 1])
+    return dict(zip(given[::2], given[1::2], strict=True))
+
+
+def words_of(changes: dict[str, Any]) -> str:
+    """Changes to a model as options of `fit`."""
+    words = []
+    for key, value in changes.items():
+        # A space within a list would part it.
+        text = json.dumps(value, separators=(",", ":"))
+        words += [f"--model.{key}", value if isinstance(value, str) else text]
+    return " ".join(words)
 
 
 def gradients(bench: Bench, kind: str) -> Rows:
     """Of each parameter of a kind of block as `fit` makes them: launched, and by a
     graph."""
     width = bench.sizes.check_width
-    changes = " ".join(f"--model.{key} {value}" for key, value in KINDS[kind].items())
     words = f"""--model.n_layers 2 --model.d_model {width} --model.n_heads {width // 64}
         --model.n_kv_heads {width // 64} --model.max_seq_len {bench.sizes.check_len}
         --model.d_ffn {width} --model.d_ffn_wide {3 * width} --model.ffn_multiple_of 16
         --model.loops 3 --model.vocab_size 2048 --run.micro_batch 2 --optim.clip 0
         --run.batch_tokens {4 * bench.sizes.check_len} --optim.lr 1e-6 --optim.lr_start
         1e-6 --optim.lr_end 1e-6 --run.activation_checkpointing selective --run.compile
-        true {changes}"""
-    watch = {"class": "Gradients", "steps": [2, 5]}
+        true {words_of(KINDS[kind])}"""
+    watch = (Gradients, {"steps": [2, 5]})
     run = Run(bench, f"gradients-{kind.replace(' ', '-')}", words, 6, watch)
     run.end()
     found = json.loads(run.out.read_text())
@@ -139,7 +155,7 @@ def small(bench: Bench, model: str, graphs: bool = True, copies: int = 1) -> Row
     warm, steps = (3, 5) if bench.sizes.run else (40, 200)
     words = f"{SMALL[model]} --run.compile true"
     name = f"{model.replace(' ', '-')}-{'graphs' if graphs else 'launched'}-{copies}"
-    watch = {"class": "Turn", "warm": warm, "steps": steps, "graphs": graphs}
+    watch = (Turn, {"warm": warm, "steps": steps, "graphs": graphs})
     total = warm + steps + 1 + (1000 if copies > 1 else 0)  # several are ended together
     runs = [
         Run(bench, f"{name}-{n}", f"{words} --seed_everything {n}", total, watch)
@@ -155,7 +171,7 @@ def small(bench: Bench, model: str, graphs: bool = True, copies: int = 1) -> Row
     found = [json.loads(run.out.read_text()) for run in runs]
     for run in runs:
         run.process.kill()
-    tokens = 256 if bench.sizes.run else _tokens(SMALL[model])
+    tokens = runs[0].number("--run.batch_tokens")
     seconds = median(one["seconds a step"] for one in found)
     row: Row = {"tokens/s": sum(tokens / one["seconds a step"] for one in found)}
     row |= {"step, ms": 1e3 * seconds, "graphs": str(found[0]["graphs"])}
@@ -177,7 +193,7 @@ def repeats(bench: Bench) -> Rows:
     Runs whose last tensors are the same have one letter; all must have the first one's.
     """
     words = REPEATS
-    launched = {"class": "Turn", "warm": 10**6, "steps": 1, "graphs": False}
+    launched = (Turn, {"warm": 10**6, "steps": 1, "graphs": False})
     runs = {f"equal-{n}": Run(bench, f"equal-{n}", words, STEPS) for n in range(5)}
     runs["launched"] = Run(bench, "launched", words, STEPS, launched)
     killed = runs["killed"] = Run(bench, "killed", words, STEPS)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benchmarks import results
-from benchmarks.gpu import correct, decoding, once
+from benchmarks.gpu import correct, decoding, once, runs
 from benchmarks.gpu.bench import Bench, Rehearsal
 from benchmarks.gpu.step import TrainingStep
 from benchmarks.llama import llama_width
@@ -62,6 +62,17 @@ def test_gradients_of_a_run_are_compared_one_by_one(fit, tmp_path, monkeypatch):
     fit(**changes, run={"name": "spoiled"})
     found = json.loads((tmp_path / "off.json").read_text())["launched"]
     assert (found["worst"], found["off"]) == (spoiled, 1)
+
+
+def test_options_of_a_run_keep_lists_whole_and_the_last_of_equal_ones():
+    changes = {"block": "wide", "core": [1, 1], "untied_steps": True}
+    words = f"--run.batch_tokens 64 {runs.words_of(changes)} --run.batch_tokens 256"
+    assert runs.options_of(words) == {
+        "--run.batch_tokens": "256",
+        "--model.block": "wide",
+        "--model.core": "[1,1]",
+        "--model.untied_steps": "true",
+    }
 
 
 def test_a_wrong_model_is_found(monkeypatch):
