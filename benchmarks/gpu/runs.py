@@ -21,7 +21,7 @@ from benchmarks.gpu.correct import KINDS, LIMITS
 from benchmarks.gpu.step import work_folder
 from benchmarks.results import Row, Rows
 from dualpath_cli.model import DualPathLM
-from dualpath_cli.model.layer_pass import AuxiliaryLoss
+from dualpath_cli.model.layer_pass import AuxiliaryLoss, ModelPass
 from dualpath_cli.training.module import DualPathModule
 from tests.model import reference
 
@@ -294,10 +294,10 @@ class Gradients(Callback):
             {name: t.double().cpu() for name, t in model.state_dict().items()}
         )
         tokens, targets = (part.cpu() for part in self.batch)
-        auxiliary = AuxiliaryLoss()
-        (
-            exact(tokens, targets, auxiliary=auxiliary).mean() + auxiliary.total
-        ).backward()
+        auxiliary = AuxiliaryLoss(pl_module.loop_losses)
+        model_pass = ModelPass(pl_module.backprop_loops)
+        nll_BT = exact(tokens, targets, auxiliary=auxiliary, model_pass=model_pass)
+        (nll_BT.mean() + auxiliary.total).backward()
         wanted = {
             name: p.grad for name, p in exact.named_parameters() if p.grad is not None
         }

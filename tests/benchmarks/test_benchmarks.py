@@ -64,6 +64,22 @@ def test_gradients_of_a_run_are_compared_one_by_one(fit, tmp_path, monkeypatch):
     assert (found["worst"], found["off"]) == (spoiled, 1)
 
 
+def test_gradients_that_loops_cut_are_compared_with_those_of_the_same_loss(
+    fit, tmp_path
+):
+    given = {"out": str(tmp_path / "off.json"), "steps": [2]}
+    callback = {"class_path": "benchmarks.gpu.runs.Gradients", "init_args": given}
+    core = {"core": [1, 1], "core_loops": 2, "injection": "linear"}
+    fit(
+        model={"block": "wide", "core_combination": "router", **core},
+        run={"backprop_loops": 1, "loop_losses": 0.5},
+        trainer={"callbacks": [callback]},
+        optim={"clip": 0.0},
+    )
+    found = json.loads((tmp_path / "off.json").read_text())["launched"]
+    assert found["off"] < 1e-4
+
+
 def test_options_of_a_run_keep_lists_whole_and_the_last_of_equal_ones():
     changes = {"block": "wide", "core": [1, 1], "untied_steps": True}
     words = f"--run.batch_tokens 64 {runs.words_of(changes)} --run.batch_tokens 256"
