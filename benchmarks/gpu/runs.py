@@ -3,10 +3,12 @@ runs."""
 
 import csv
 import json
+import re
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from itertools import chain
 from pathlib import Path
 from statistics import median
@@ -148,6 +150,26 @@ def gradients(bench: Bench, kind: str) -> Rows:
             "right": one["off"] <= limit,
         }
     return rows
+
+
+FEW = 8
+"""Most numbers of a parameter whose gradient is not compared with itself alone."""
+LAYER = re.compile(r"^blocks\.\d+\.")
+
+
+def size_beside(name: str, wanted: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """The norm that an error of a parameter's gradient is relative to: its own.
+
+    Few numbers may be a small difference of large ones. Up to FEW of them stand beside
+    those of the same parameter in all layers, a bias of one beside its weight.
+    """
+    alike = [name]
+    if wanted[name].numel() == 1 and name.endswith(".bias"):
+        alike = [f"{name.removesuffix('.bias')}.weight"]
+    elif wanted[name].numel() <= FEW:
+        place = LAYER.sub("", name)
+        alike = [other for other in wanted if LAYER.sub("", other) == place]
+    return torch.stack([wanted[other].norm() for other in alike]).norm()
 
 
 def small(bench: Bench, model: str, graphs: bool = True, copies: int = 1) -> Rows:
@@ -305,15 +327,8 @@ class Gradients(Callback):
         for name, own in model.named_parameters():
             if name in wanted:
                 got = torch.zeros_like(own) if own.grad is None else own.grad
-                # A bias of one or two numbers may be a small difference of large ones.
-                beside = (
-                    wanted[name.replace(".bias", ".weight")]
-                    if own.numel() == 1
-                    else wanted[name]
-                )
-                off[name] = float(
-                    (got.double().cpu() - wanted[name]).norm() / beside.norm()
-                )
+                error = (got.double().cpu() - wanted[name]).norm()
+                off[name] = float(error / size_beside(name, wanted))
         kind = "graph" if pl_module.graph and pl_module.graph.recorded else "launched"
         worst = max(off, key=off.__getitem__)
         self.found[kind] = {

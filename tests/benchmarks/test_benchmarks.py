@@ -80,6 +80,18 @@ def test_gradients_that_loops_cut_are_compared_with_those_of_the_same_loss(
     assert found["off"] < 1e-4
 
 
+def test_errors_of_few_numbers_are_relative_to_all_layers_or_to_a_weight():
+    wanted = {
+        "blocks.0.deep.gains": torch.tensor([0.0, 3.0]),
+        "blocks.1.deep.gains": torch.tensor([4.0]),
+        "blocks.0.wide.gain": torch.tensor([7.0]),
+        "core.router.bias": torch.tensor([1.0]),
+        "core.router.weight": torch.full((1, 16), 2.0),
+    }
+    beside = {name: runs.size_beside(name, wanted).item() for name in wanted}
+    assert list(beside.values()) == [5, 5, 7, 8, 8]
+
+
 def test_options_of_a_run_keep_lists_whole_and_the_last_of_equal_ones():
     changes = {"block": "wide", "core": [1, 1], "untied_steps": True}
     words = f"--run.batch_tokens 64 {runs.words_of(changes)} --run.batch_tokens 256"
