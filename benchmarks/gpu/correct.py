@@ -20,7 +20,19 @@ from tests.model import reference
 KINDS: dict[str, dict[str, Any]] = {
     kind: {"block": kind} for kind in get_args(BlockKind)
 }
-KINDS["dual with experts"] = {"n_experts": 2, "top_k": 2, "balance": "none"}
+KINDS |= {
+    "dual with experts": {"n_experts": 2, "top_k": 2, "balance": "none"},
+    "untied steps": {"untied_steps": True},
+    "first keys": {"step_kv": "first"},
+    "attention only": {"deep_ffn": False},
+    "core": {
+        "block": "wide",
+        "core": [1, 1],
+        "core_loops": 2,
+        "injection": "linear",
+        "core_combination": "router",
+    },
+}
 """What is checked, as changes to a dual model. Tokens take both experts, since rounding
 may turn a choice, which is no mistake."""
 LIMITS = {"float64": (1e-10, 1e-8), "float32": (1e-5, 1e-4), "bf16": (1e-2, 1e-1)}

@@ -54,7 +54,7 @@ PHASES: list[tuple[float, float, dict[str, Cell]]] = [
             },
             **{
                 f"correct: fit {kind}": partial(runs.gradients, kind=kind)
-                for kind in correct.KINDS
+                for kind in runs.TRAINED
             },
             f"step: Llama beside {MAIN}": partial(step.step, recipe=MAIN, llama=True),
             "step: Llama beside f80m_wide": partial(

@@ -38,6 +38,13 @@ TINY = """--model.vocab_size 2048 --model.n_layers 2 --model.d_model 32 --model.
     2 --model.n_kv_heads 2 --model.max_seq_len 64 --model.d_ffn 24 --model.d_ffn_wide 96
     --model.ffn_multiple_of 8 --run.micro_batch 2 --run.batch_tokens 256"""
 """The same for a rehearsal, and for what is compared with float64 or with itself."""
+TRAINED: dict[str, tuple[str, str]] = {
+    **{kind: (kind, "") for kind in KINDS},
+    "dual last step": ("dual", "--run.backprop_loops 1"),
+    "core last repetition": ("core", "--run.backprop_loops 1 --run.loop_losses 0.5"),
+    "documents": ("dual", "--model.document_start EOT"),
+}
+"""Kinds that `fit` is checked with: one of KINDS, and more options."""
 
 
 class Run:
@@ -51,8 +58,10 @@ class Run:
         steps: int,
         watch: tuple[type[Callback], dict[str, Any]] | None = None,
     ) -> None:
-        """`words` are as for `options_of`; `watch` is a callback and its arguments."""
-        while not (work_folder() / "sample/manifest.json").exists():
+        """`words` are as for `options_of`, with EOT for the data's end-of-text token;
+        `watch` is a callback and its arguments."""
+        manifest = work_folder() / "sample/manifest.json"
+        while not manifest.exists():
             time.sleep(0.1)
         self.folder = work_folder() / "small" / name
         self.out = work_folder() / f"{name}.json"
@@ -70,6 +79,12 @@ class Run:
             --run.gates_every 100 --data.workers 1 --optim.warmup_steps 5 {device}
             {words}"""
         )
+        if "EOT" in self.options.values():
+            eot = str(json.loads(manifest.read_text())["eot_id"])
+            self.options = {
+                option: eot if value == "EOT" else value
+                for option, value in self.options.items()
+            }
         tokens = steps * self.number("--run.batch_tokens")
         self.options["--run.max_tokens"] = str(tokens)
         if watch is not None:
@@ -128,6 +143,7 @@ def words_of(changes: dict[str, Any]) -> str:
 def gradients(bench: Bench, kind: str) -> Rows:
     """Of each parameter of a kind of block as `fit` makes them: launched, and by a
     graph."""
+    model, more = TRAINED[kind]
     width = bench.sizes.check_width
     words = f"""--model.n_layers 2 --model.d_model {width} --model.n_heads {width // 64}
         --model.n_kv_heads {width // 64} --model.max_seq_len {bench.sizes.check_len}
@@ -135,7 +151,7 @@ def gradients(bench: Bench, kind: str) -> Rows:
         --model.loops 3 --model.vocab_size 2048 --run.micro_batch 2 --optim.clip 0
         --run.batch_tokens {4 * bench.sizes.check_len} --optim.lr 1e-6 --optim.lr_start
         1e-6 --optim.lr_end 1e-6 --run.activation_checkpointing selective --run.compile
-        true {words_of(KINDS[kind])}"""
+        true {words_of(KINDS[model])} {more}"""
     watch = (Gradients, {"steps": [2, 5]})
     run = Run(bench, f"gradients-{kind.replace(' ', '-')}", words, 6, watch)
     run.end()
