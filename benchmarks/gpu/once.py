@@ -72,7 +72,12 @@ PHASES: list[tuple[float, float, dict[str, Cell]]] = [
         375,
         100,
         {
-            "same: repeats": runs.repeats,
+            "same: repeats": partial(runs.repeats, kind="repeats", equal=5),
+            **{
+                f"same: {kind}": partial(runs.repeats, kind=kind)
+                for kind in runs.SAME
+                if kind != "repeats"
+            },
             "small: width 256": partial(runs.small, model="width 256"),
             "small: width 256, launched": partial(
                 runs.small, model="width 256", graphs=False

@@ -222,38 +222,56 @@ REPEATS = """--model.n_layers 2 --model.d_model 256 --model.n_heads 4 --model.n_
     --model.d_ffn_wide 1536 --run.micro_batch 2 --run.batch_tokens 2048 --run.save_every
     20 --run.keep 0 --optim.lr 2e-3 --run.compile true"""
 STEPS = 60
+SAME = {
+    "repeats": "",
+    "documents": "--model.document_start EOT",
+    "experts": "--model.n_experts 4",
+    "long": "--model.max_seq_len 4096 --run.batch_tokens 16384",
+}
+"""Runs that are made several times, as changes to REPEATS."""
+ALWAYS_LAUNCHED = ("documents", "experts")
+"""Those whose micro-batches are never a graph."""
 
 
-def repeats(bench: Bench) -> Rows:
-    """Equal runs, one that is killed and continued, and one without graphs: bit for
-    bit?
+def repeats(bench: Bench, kind: str, equal: int = 4) -> Rows:
+    """Equal runs, one that is killed and continued, and one without graphs where there
+    are some: bit for bit?
 
     Runs whose last tensors are the same have one letter; all must have the first one's.
     """
-    words = REPEATS
-    launched = (Turn, {"warm": 10**6, "steps": 1, "graphs": False})
-    runs = {f"equal-{n}": Run(bench, f"equal-{n}", words, STEPS) for n in range(5)}
-    runs["launched"] = Run(bench, "launched", words, STEPS, launched)
-    killed = runs["killed"] = Run(bench, "killed", words, STEPS)
+
+    def run(name: str, watch: Any = None) -> Run:
+        return Run(bench, f"{kind}-{name}", f"{REPEATS} {SAME[kind]}", STEPS, watch)
+
+    runs = {f"equal-{n}": run(f"equal-{n}") for n in range(equal)}
+    if kind not in ALWAYS_LAUNCHED:
+        without_graphs = {"warm": 10**6, "steps": 1, "graphs": False}
+        runs["launched"] = run("launched", (Turn, without_graphs))
+    killed = run("killed")
     killed.until(killed.folder / "checkpoints/manifests/step-00000040.json")
     killed.process.send_signal(signal.SIGKILL)
     killed.process.wait()
-    runs["killed"] = Run(bench, "killed", words, STEPS)
-    for run in runs.values():
-        run.end()
+    runs["killed"] = run("killed")
+    for one in runs.values():
+        one.end()
+    return compared(kind, runs)
+
+
+def compared(kind: str, runs: Mapping[str, Run]) -> Rows:
+    """A letter of each run's last tensors, and its last loss."""
     rows: Rows = {}
-    kinds: list[dict[str, torch.Tensor]] = []
+    results: list[dict[str, torch.Tensor]] = []
     for name, run in runs.items():
         own = run.tensors(STEPS)
-        alike = (all(torch.equal(own[key], one[key]) for key in one) for one in kinds)
-        kind = next((number for number, same in enumerate(alike) if same), len(kinds))
-        kinds += [own] * (kind == len(kinds))
+        alike = (all(torch.equal(own[key], one[key]) for key in one) for one in results)
+        place = next((n for n, same in enumerate(alike) if same), len(results))
+        results += [own] * (place == len(results))
         with (run.folder / "metrics.csv").open() as file:
             last = list(csv.DictReader(file))[-1]["loss"]
-        rows[name] = {
-            "result": chr(ord("A") + kind),
+        rows[f"{kind}, {name}"] = {
+            "result": chr(ord("A") + place),
             "last loss": last,
-            "right": kind == 0,
+            "right": place == 0,
         }
     return rows
 
