@@ -6,7 +6,7 @@ Shapes: B sequences, T tokens.
 
 from collections.abc import Callable
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -102,18 +102,19 @@ def llama(
     )
     model = LlamaForCausalLM(theirs).to(bench.device, torch.bfloat16).eval()
     prompt_BT = prompt_BT.to(bench.device)
-    read_on, past = model, DynamicCache()
+    read_on: Any = model
+    past: Any = DynamicCache()
     if compiled:
+        past = StaticCache(config=theirs, max_cache_len=-(-length // ROOM) * ROOM)
         graphs = {"triton.cudagraphs": bench.device.type == "cuda"}
         read_on = torch.compile(model, dynamic=False, options=OPTIONS | graphs)
 
     @torch.no_grad()
     def begin() -> None:
-        nonlocal past
         if compiled:
-            past = StaticCache(config=theirs, max_cache_len=-(-length // ROOM) * ROOM)
+            past.reset()  # where it is: of another cache the graph is recorded anew
         elif past.get_seq_length():
-            past.crop(-bench.sizes.decoded)  # which a cache of fixed size cannot
+            past.crop(-bench.sizes.decoded)
             return
         model(prompt_BT, past_key_values=past, logits_to_keep=1)
 
