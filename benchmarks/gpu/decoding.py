@@ -4,7 +4,8 @@ Random weights decode as fast as trained ones. All variants take turns in one pr
 Shapes: B sequences, T tokens.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -31,26 +32,52 @@ class Variant(NamedTuple):
     context in all steps."""
 
 
-def decode(bench: Bench, batch: int) -> Rows:
-    """Decodes by turns with a model and a Llama of as many layers and training FLOPs.
+LLAMA: dict[str, dict[str, Any]] = {
+    "eager": {},
+    "compiled": {"mode": "reduce-overhead"},
+    "compiled alike": {"options": {**OPTIONS, "triton.cudagraphs": True}},
+}
+"""Words of torch.compile for the Llama. `alike` has the options of `generate`, which
+try more kernels, and take longer."""
 
-    Each eagerly and compiled; one that fails gives its reason.
-    """
-    sizes, config = bench.sizes, bench.sizes.model(MAIN)
+
+def decode(
+    bench: Bench, batch: int, ways: Sequence[str] = ("eager", "compiled")
+) -> Rows:
+    """Decodes by turns with a model and a Llama of as many layers and training FLOPs,
+    each in some of the ways of LLAMA."""
+    config, prompt_BT = bench.sizes.model(MAIN), prompt(bench, batch)
+    builds: dict[str, Callable[[], Variant]] = {}
+    for how in ways:
+        compiled = how != "eager"
+        builds[f"dual K{config.loops}, {how}"] = partial(
+            ours, bench, config, prompt_BT, compiled
+        )
+        builds[f"Llama, {how}"] = partial(llama, bench, config, prompt_BT, LLAMA[how])
+    return measured(bench, prompt_BT, builds)
+
+
+def prompt(bench: Bench, batch: int) -> torch.Tensor:
+    """Random ids to decode after, (B, T)."""
     rng = torch.Generator().manual_seed(0)
-    prompt_BT = torch.randint(config.vocab_size, (batch, sizes.context), generator=rng)
-    builds = {f"dual K{config.loops}": ours, "Llama": llama}
+    shape = (batch, bench.sizes.context)
+    return torch.randint(bench.sizes.model(MAIN).vocab_size, shape, generator=rng)
+
+
+def measured(
+    bench: Bench, prompt_BT: torch.Tensor, builds: Mapping[str, Callable[[], Variant]]
+) -> Rows:
+    """Measures variants by turns; one that fails gives its reason."""
+    sizes, batch = bench.sizes, len(prompt_BT)
     variants: dict[str, Variant] = {}
     rows: Rows = {}
-    for how in ("eager", "compiled"):
-        for name, build in builds.items():
-            title = f"{name}, {how}"
-            try:
-                variants[title] = build(bench, config, prompt_BT, how == "compiled")
-                variants[title].run()  # compiles
-            except Exception as error:  # the others are measured
-                variants.pop(title, None)
-                rows[title] = failed(error)
+    for title, build in builds.items():
+        try:
+            variants[title] = build()
+            variants[title].run()  # compiles
+        except Exception as error:  # the others are measured
+            variants.pop(title, None)
+            rows[title] = failed(error)
     bench.alone()
     seconds = in_turns(
         {title: one.run for title, one in variants.items()}, sizes.rounds
@@ -58,7 +85,7 @@ def decode(bench: Bench, batch: int) -> Rows:
     for title, times in seconds.items():
         steps = sizes.decoded / median(times)
         rows[title] = {"tokens/s": batch * steps, "seconds": times}
-        if (theirs := seconds.get(f"Llama, {title.rpartition(' ')[2]}")) is not None:
+        if (theirs := seconds.get(f"Llama, {title.partition(', ')[2]}")) is not None:
             rows[title]["Llama, run alike = 1"] = spread(ratios(theirs, times))
         rows[title]["GB/s read at least"] = variants[title].bytes * steps / 1e9
     return {
@@ -88,11 +115,12 @@ def ours(
 
 
 def llama(
-    bench: Bench, config: ModelConfig, prompt_BT: torch.Tensor, compiled: bool
+    bench: Bench, config: ModelConfig, prompt_BT: torch.Tensor, words: dict[str, Any]
 ) -> Variant:
     """The same with transformers' Llama and its own cache.
 
-    Compiled it is a graph of static shapes over a cache of fixed size, as ours is.
+    With `words` of torch.compile it is a graph of static shapes over a cache of fixed
+    size, as ours is.
     """
     from transformers import DynamicCache, LlamaForCausalLM, StaticCache
 
@@ -104,14 +132,15 @@ def llama(
     prompt_BT = prompt_BT.to(bench.device)
     read_on: Any = model
     past: Any = DynamicCache()
-    if compiled:
+    if words:
         past = StaticCache(config=theirs, max_cache_len=-(-length // ROOM) * ROOM)
-        graphs = {"triton.cudagraphs": bench.device.type == "cuda"}
-        read_on = torch.compile(model, dynamic=False, options=OPTIONS | graphs)
+        if bench.device.type != "cuda":  # which has no graphs
+            words = {"options": OPTIONS}
+        read_on = torch.compile(model, dynamic=False, **words)
 
     @torch.no_grad()
     def begin() -> None:
-        if compiled:
+        if isinstance(past, StaticCache):
             past.reset()  # where it is: of another cache the graph is recorded anew
         elif past.get_seq_length():
             past.crop(-bench.sizes.decoded)

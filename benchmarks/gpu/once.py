@@ -95,6 +95,9 @@ PHASES: list[tuple[float, float, dict[str, Cell]]] = [
         {
             "decode: batch 1": partial(decoding.decode, batch=1),
             "decode: batch 32": partial(decoding.decode, batch=32),
+            "decode: compiled alike, batch 1": partial(
+                decoding.decode, batch=1, ways=["compiled alike"]
+            ),
             **{
                 f"small: {model}, {n} at once": partial(
                     runs.small, model=model, copies=n
