@@ -15,6 +15,7 @@ from benchmarks.gpu.bench import MAIN, Bench
 from benchmarks.llama import llama_config
 from benchmarks.results import Rows, failed, spread
 from benchmarks.turns import Timed, clock, in_turns, ratios
+from dualpath_cli.decoding import decoder as decoder_module
 from dualpath_cli.decoding.decoder import OPTIONS, ROOM, Decoder, join_products
 from dualpath_cli.flops.count import kv_bytes, training_flops_per_token
 from dualpath_cli.model import DualPathLM
@@ -55,6 +56,15 @@ def decode(
         )
         builds[f"Llama, {how}"] = partial(llama, bench, config, prompt_BT, LLAMA[how])
     return measured(bench, prompt_BT, builds)
+
+
+def room(bench: Bench, batch: int, positions: int) -> Rows:
+    """Decodes with compiled passes over caches of a multiple of so many positions."""
+    decoder_module.ROOM = positions  # the process is the cell's own
+    config, prompt_BT = bench.sizes.model(MAIN), prompt(bench, batch)
+    title = f"dual K{config.loops}, compiled, room for a multiple of {positions}"
+    build = partial(ours, bench, config, prompt_BT, compiled=True)
+    return measured(bench, prompt_BT, {title: build})
 
 
 def prompt(bench: Bench, batch: int) -> torch.Tensor:

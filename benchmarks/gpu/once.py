@@ -99,6 +99,12 @@ PHASES: list[tuple[float, float, dict[str, Cell]]] = [
                 decoding.decode, batch=1, ways=["compiled alike"]
             ),
             **{
+                f"decode: room {positions}": partial(
+                    decoding.room, batch=32, positions=positions
+                )
+                for positions in (64, 16)
+            },
+            **{
                 f"small: {model}, {n} at once": partial(
                     runs.small, model=model, copies=n
                 )
