@@ -124,6 +124,8 @@ PHASES: list[tuple[float, float, dict[str, Cell]]] = [
 ]
 """Of each phase the seconds since the start at which it ends, those of a turn, and its
 cells by `part: name`, the most valuable first."""
+SECONDS = {"fit: fit": 170}
+"""Seconds of a turn where they are others: a start, compiling, and 5.8 GB to write."""
 CELLS = {name: cell for *_, cells in PHASES for name, cell in cells.items()}
 SERVER = get_context("forkserver")
 """Forks of one process that has imported everything, and has not touched the device."""
@@ -135,8 +137,11 @@ SERVER.set_forkserver_preload(
 class Worker:
     """A cell in a process of its own, in a group that is paused and ended as one."""
 
-    def __init__(self, name: str, sizes: type[Sizes], log: Path) -> None:
-        self.name, self.log = name, log
+    def __init__(
+        self, name: str, sizes: type[Sizes], log: Path, seconds: float
+    ) -> None:
+        """Its turn lasts at most `seconds`."""
+        self.name, self.log, self.seconds = name, log, seconds
         self.ready = False
         self.rows: Rows | None = None
         self._pipe, theirs = SERVER.Pipe()
@@ -153,8 +158,9 @@ class Worker:
                 self.rows = {"": failed(RuntimeError("the process has ended"))}
             self.ready = self.rows is None
 
-    def turn(self, seconds: float) -> None:
-        """Lets it be measured."""
+    def turn(self, left: float) -> None:
+        """Lets it be measured, while so many seconds are left."""
+        seconds = min(left, self.seconds)
         with suppress(OSError):  # it has ended
             self._pipe.send(None)
         self.look(seconds)
@@ -165,8 +171,14 @@ class Worker:
 
     def signal(self, number: signal.Signals) -> None:
         """Sends a signal to the process and its own."""
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid or 0, number)
+        pid = self._process.pid or 0
+        try:
+            os.killpg(pid, number)
+        except ProcessLookupError:
+            # Just begun, it leads no group yet.
+            with suppress(ProcessLookupError):
+                if self._process.is_alive():
+                    os.kill(pid, number)
 
     def end(self) -> None:
         """Ends what has not ended."""
@@ -205,7 +217,7 @@ def attempt(cell: Cell, bench: Bench) -> Rows:
 
 
 def run_phase(
-    workers: Sequence[Worker], end: float, turn: float, done: Callable[[Worker], None]
+    workers: Sequence[Worker], end: float, done: Callable[[Worker], None]
 ) -> None:
     """Runs cells until `end`, by time.monotonic: measures the first in order that is
     ready."""
@@ -218,7 +230,7 @@ def run_phase(
                 others = [worker for worker in waiting if worker is not ready]
                 for worker in others:
                     worker.signal(signal.SIGSTOP)
-                ready.turn(min(left, turn))
+                ready.turn(left)
                 for worker in others:
                     worker.signal(signal.SIGCONT)
             for worker in [worker for worker in waiting if worker.rows is not None]:
@@ -311,11 +323,12 @@ def run(given: argparse.Namespace) -> int:
                 name,
                 Rehearsal if given.rehearse else Sizes,
                 step.work_folder() / f"{n}.log",
+                SECONDS.get(name, turn) * given.slower,
             )
             for n, name in enumerate(CELLS)
             if name in chosen and name in cells
         ]
-        run_phase(workers, began + end * given.slower, turn * given.slower, done)
+        run_phase(workers, began + end * given.slower, done)
     print(results.section(result()))
     rows = [row for cell in found.values() for row in cell.values()]
     return int(any("failed" in row or not row.get("right", True) for row in rows))

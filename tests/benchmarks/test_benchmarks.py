@@ -1,6 +1,7 @@
 """The GPU programme on a CPU, tables of results, and steps beside Llamas of equal
 FLOPs."""
 
+import fnmatch
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -151,6 +152,12 @@ def test_processes_run_cells_and_leave_two_files(tmp_path, monkeypatch):
 def test_cells_that_train_have_their_data_prepared_first(cell):
     assert once.cells_like([cell]) == ["fit: sample", cell]
     assert once.cells_like(["correct: wide"]) == ["correct: wide"]
+
+
+def test_turns_and_data_are_of_cells_that_there_are():
+    assert once.SECONDS.keys() <= once.CELLS.keys()
+    for pattern in once.READERS:
+        assert fnmatch.filter(once.CELLS, pattern), pattern
 
 
 MEASURED: dict[str, Rows] = {
