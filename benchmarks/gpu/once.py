@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 from benchmarks import results
-from benchmarks.gpu import correct, decoding, kernels, runs, step
+from benchmarks.gpu import correct, decoding, further, kernels, runs, step
 from benchmarks.gpu.bench import MAIN, Bench, Cell, Rehearsal, Sizes
 from benchmarks.results import Rows, failed
 from dualpath_cli.base.errors import UserError
@@ -36,7 +36,7 @@ from dualpath_cli.base.output import one_line
 
 SAMPLE = "fit: sample"
 """The cell that prepares data."""
-READERS = ("fit: fit", "correct: fit *", "same: *", "small: *")
+READERS = ("fit: fit", "correct: fit *", "same: *", "small: *", "further: *")
 """Patterns of the cells that train on that data."""
 PHASES: list[tuple[float, float, dict[str, Cell]]] = [
     (
@@ -116,6 +116,16 @@ PHASES: list[tuple[float, float, dict[str, Cell]]] = [
                 )
             },
             **{
+                f"further: no room, {at}": partial(further.no_room, at=at)
+                for at in further.SHARES
+            },
+            **{
+                f"further: 16 layers, {strategy}": partial(
+                    further.layers, strategy=strategy
+                )
+                for strategy in further.STRATEGIES
+            },
+            **{
                 f"attention: {name}": partial(kernels.attention, name=name)
                 for name in kernels.KERNELS
             },
@@ -130,7 +140,7 @@ CELLS = {name: cell for *_, cells in PHASES for name, cell in cells.items()}
 SERVER = get_context("forkserver")
 """Forks of one process that has imported everything, and has not touched the device."""
 SERVER.set_forkserver_preload(
-    ["benchmarks.gpu.runs", "benchmarks.gpu.kernels", "benchmarks.gpu.decoding"]
+    ["benchmarks.gpu.further", "benchmarks.gpu.kernels", "benchmarks.gpu.decoding"]
 )
 
 

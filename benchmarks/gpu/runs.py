@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from statistics import median
@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.correct import KINDS, LIMITS
+from benchmarks.gpu.step import graphs as compiled_graphs
 from benchmarks.gpu.step import work_folder
 from benchmarks.results import Row, Rows
 from dualpath_cli.model import DualPathLM
@@ -199,6 +200,17 @@ def small(bench: Bench, model: str, graphs: bool = True, copies: int = 1) -> Row
         Run(bench, f"{name}-{n}", f"{words} --seed_everything {n}", total, watch)
         for n in range(copies)
     ]
+    found = turns(bench, runs)
+    tokens = runs[0].number("--run.batch_tokens")
+    seconds = median(one["seconds a step"] for one in found)
+    row: Row = {"tokens/s": sum(tokens / one["seconds a step"] for one in found)}
+    row |= {"step, ms": 1e3 * seconds, "graphs": str(found[0]["graphs"])}
+    how = "one graph a micro-batch" if graphs else "launched"
+    return {f"{model}, {how}{f', {copies} at once' if copies > 1 else ''}": row}
+
+
+def turns(bench: Bench, runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """What `Turn` finds in runs that make their steps at once; ends the runs."""
     for run in runs:
         run.until(run.out.with_suffix(".ready"))
     bench.alone()
@@ -209,12 +221,7 @@ def small(bench: Bench, model: str, graphs: bool = True, copies: int = 1) -> Row
     found = [json.loads(run.out.read_text()) for run in runs]
     for run in runs:
         run.process.kill()
-    tokens = runs[0].number("--run.batch_tokens")
-    seconds = median(one["seconds a step"] for one in found)
-    row: Row = {"tokens/s": sum(tokens / one["seconds a step"] for one in found)}
-    row |= {"step, ms": 1e3 * seconds, "graphs": str(found[0]["graphs"])}
-    how = "one graph a micro-batch" if graphs else "launched"
-    return {f"{model}, {how}{f', {copies} at once' if copies > 1 else ''}": row}
+    return found
 
 
 REPEATS = """--model.n_layers 2 --model.d_model 256 --model.n_heads 4 --model.n_kv_heads
@@ -283,6 +290,7 @@ class Turn(Callback):
     """Times `steps` steps after `warm` ones, once the file `out`.gate is there.
 
     `out`.ready says that the warm ones are over. Unless `graphs`, all are launched.
+    Found are also the graphs that torch has compiled, and the peak of the memory.
     """
 
     def __init__(self, out: str, warm: int, steps: int, graphs: bool = True) -> None:
@@ -293,6 +301,7 @@ class Turn(Callback):
         if not self.graphs:
             pl_module.graph = None
         self.found: dict[str, Any] = {"graphs": pl_module.graph is not None}
+        self.before = compiled_graphs()  # of fit's trial of torch.compile
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
@@ -304,11 +313,15 @@ class Turn(Callback):
             self.out.with_suffix(".ready").touch()
             while not self.out.with_suffix(".gate").exists():
                 time.sleep(0.005)
+            if torch.cuda.is_available():
+                torch.cuda.reset_peak_memory_stats()
             self.began = time.perf_counter()
         elif made == self.steps:
-            self.found["seconds a step"] = (
-                time.perf_counter() - self.began
-            ) / self.steps
+            seconds = time.perf_counter() - self.began
+            self.found["seconds a step"] = seconds / self.steps
+            self.found["compiled graphs"] = compiled_graphs() - self.before
+            if torch.cuda.is_available():
+                self.found["peak, GB"] = torch.cuda.max_memory_allocated() / 1e9
             part = self.out.with_suffix(".part")
             part.write_text(json.dumps(self.found))
             part.replace(self.out)

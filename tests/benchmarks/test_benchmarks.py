@@ -3,6 +3,7 @@ FLOPs."""
 
 import fnmatch
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from benchmarks import results
-from benchmarks.gpu import correct, decoding, once, runs
+from benchmarks.gpu import correct, decoding, further, once, runs
 from benchmarks.gpu.bench import Bench, Rehearsal
 from benchmarks.gpu.step import TrainingStep
 from benchmarks.llama import llama_width
@@ -104,6 +105,19 @@ def test_options_of_a_run_keep_lists_whole_and_the_last_of_equal_ones():
     }
 
 
+def test_a_run_without_a_graph_neither_passes_nor_fails_for_want_of_room(
+    texts, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("WORK", str(tmp_path))
+    shutil.copytree(texts / "train", tmp_path / "sample")
+    row = further.no_room(CPU, "capture")["no room, capture"]
+    assert row == {
+        "exit code": 0,
+        "micro-batch": "2 of 2",
+        "limit, GB": "none: a CPU records no graph",
+    }
+
+
 def test_a_wrong_model_is_found(monkeypatch):
     learned = PathGate.forward
 
@@ -148,7 +162,10 @@ def test_processes_run_cells_and_leave_two_files(tmp_path, monkeypatch):
     assert {"git_commit", "date", "machine"} < found["conditions"].keys()
 
 
-@pytest.mark.parametrize("cell", ["fit: fit", "correct: fit wide", "same: repeats"])
+@pytest.mark.parametrize(
+    "cell",
+    ["fit: fit", "correct: fit wide", "same: repeats", "further: no room, capture"],
+)
 def test_cells_that_train_have_their_data_prepared_first(cell):
     assert once.cells_like([cell]) == ["fit: sample", cell]
     assert once.cells_like(["correct: wide"]) == ["correct: wide"]
