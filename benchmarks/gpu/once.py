@@ -40,7 +40,7 @@ READERS = ("fit: fit", "correct: fit *", "same: *", "small: *", "further: *")
 """Patterns of the cells that train on that data."""
 PHASES: list[tuple[float, float, dict[str, Cell]]] = [
     (
-        215,
+        200,
         60,
         {
             SAMPLE: step.sample,
@@ -69,15 +69,18 @@ PHASES: list[tuple[float, float, dict[str, Cell]]] = [
         },
     ),
     (
-        375,
-        100,
+        390,
+        60,
         {
+            # Ready at once, it takes the first turn; the others begin after it.
+            "fit: fit": step.fit,
+            # Needs no turn: decoding compiles meanwhile.
             "same: repeats": partial(runs.repeats, kind="repeats", equal=5),
-            **{
-                f"same: {kind}": partial(runs.repeats, kind=kind)
-                for kind in runs.SAME
-                if kind != "repeats"
-            },
+            "decode: batch 1": partial(decoding.decode, batch=1),
+            "decode: batch 32": partial(decoding.decode, batch=32),
+            "decode: compiled alike, batch 1": partial(
+                decoding.decode, batch=1, ways=["compiled alike"]
+            ),
             "small: width 256": partial(runs.small, model="width 256"),
             "small: width 256, launched": partial(
                 runs.small, model="width 256", graphs=False
@@ -86,34 +89,16 @@ PHASES: list[tuple[float, float, dict[str, Cell]]] = [
             "small: small_text, launched": partial(
                 runs.small, model="small_text", graphs=False
             ),
-            "fit: fit": step.fit,
         },
     ),
     (
-        520,
+        470,
         60,
         {
-            "decode: batch 1": partial(decoding.decode, batch=1),
-            "decode: batch 32": partial(decoding.decode, batch=32),
-            "decode: compiled alike, batch 1": partial(
-                decoding.decode, batch=1, ways=["compiled alike"]
-            ),
             **{
-                f"decode: room {positions}": partial(
-                    decoding.room, batch=32, positions=positions
-                )
-                for positions in (64, 16)
-            },
-            **{
-                f"small: {model}, {n} at once": partial(
-                    runs.small, model=model, copies=n
-                )
-                for n, model in (
-                    (4, "small_text"),
-                    (4, "width 256"),
-                    (2, "small_text"),
-                    (8, "small_text"),
-                )
+                f"same: {kind}": partial(runs.repeats, kind=kind)
+                for kind in runs.SAME
+                if kind != "repeats"
             },
             **{
                 f"further: no room, {at}": partial(further.no_room, at=at)
@@ -126,8 +111,31 @@ PHASES: list[tuple[float, float, dict[str, Cell]]] = [
                 for strategy in further.STRATEGIES
             },
             **{
+                f"decode: room {positions}": partial(
+                    decoding.room, batch=32, positions=positions
+                )
+                for positions in (64, 16)
+            },
+        },
+    ),
+    (
+        540,
+        60,
+        {
+            **{
                 f"attention: {name}": partial(kernels.attention, name=name)
                 for name in kernels.KERNELS
+            },
+            **{
+                f"small: {model}, {n} at once": partial(
+                    runs.small, model=model, copies=n
+                )
+                for n, model in (
+                    (4, "small_text"),
+                    (4, "width 256"),
+                    (2, "small_text"),
+                    (8, "small_text"),
+                )
             },
         },
     ),
@@ -292,6 +300,16 @@ def cells_like(patterns: Sequence[str]) -> list[str]:
     return [name for name in CELLS if name in names]
 
 
+def phases_of(chosen: Sequence[str]) -> list[tuple[float, float, list[str]]]:
+    """The phases that have chosen cells, with these; the last one lasts to the end."""
+    phases = [
+        (end, turn, [name for name in cells if name in chosen])
+        for end, turn, cells in PHASES
+    ]
+    *others, (_, turn, cells) = [phase for phase in phases if phase[-1]]
+    return [*others, (PHASES[-1][0], turn, cells)]
+
+
 def run(given: argparse.Namespace) -> int:
     """Runs all phases; 1 if a cell has failed or gave something wrong."""
     if not torch.cuda.is_available() and not given.rehearse:
@@ -327,7 +345,7 @@ def run(given: argparse.Namespace) -> int:
         print(f"[{time.monotonic() - began:4.0f} s] {worker.name}: {state}", flush=True)
 
     given.out.mkdir(parents=True, exist_ok=True)
-    for end, turn, cells in PHASES:
+    for end, turn, cells in phases_of(chosen):
         workers = [
             Worker(
                 name,
@@ -336,7 +354,7 @@ def run(given: argparse.Namespace) -> int:
                 SECONDS.get(name, turn) * given.slower,
             )
             for n, name in enumerate(CELLS)
-            if name in chosen and name in cells
+            if name in cells
         ]
         run_phase(workers, began + end * given.slower, done)
     print(results.section(result()))

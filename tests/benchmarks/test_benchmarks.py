@@ -171,6 +171,14 @@ def test_cells_that_train_have_their_data_prepared_first(cell):
     assert once.cells_like(["correct: wide"]) == ["correct: wide"]
 
 
+def test_the_last_phase_with_cells_lasts_to_the_end():
+    chosen = once.cells_like(["fit: fit", "decode: room *"])
+    (first, _, data), (_, _, cells), (last, _, rooms) = once.phases_of(chosen)
+    assert (data, cells) == (["fit: sample"], ["fit: fit"])
+    assert rooms == ["decode: room 64", "decode: room 16"]
+    assert (first, last) == (once.PHASES[0][0], once.PHASES[-1][0])
+
+
 def test_turns_and_data_are_of_cells_that_there_are():
     assert once.SECONDS.keys() <= once.CELLS.keys()
     for pattern in once.READERS:
