@@ -5,17 +5,17 @@
 #   bash benchmarks/gpu_once.sh OUT --rehearse --slower 4       # tiny, on a CPU
 #
 # Needs Python 3.11 to 3.14 with PyTorch, Lightning, transformers; this project need not be installed.
-# Where nothing can be downloaded, bring what is missing as wheels, 26 MB, in .whl, which git ignores.
-# On a machine with a network, for the Python version of the other one (here 3.12):
+# Where nothing can be downloaded, bring what is missing as wheels in .whl, which git ignores. On a
+# machine with a network, in this checkout, for the Python version of the other one (here 3.12):
 #
-#   pip download --no-deps --dest .whl --only-binary=:all: \
+#   pip download --no-deps --constraint constraints.txt --dest .whl --only-binary=:all: \
 #       --python-version 3.12 --implementation cp \
 #       --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 \
 #       --platform manylinux2014_x86_64 \
 #       litdata boto3 botocore jmespath s3transfer obstore \
-#       jsonargparse docstring-parser typeshed-client datasketch zstandard
+#       jsonargparse docstring-parser typeshed-client
 #
-# --no-deps keeps a second PyTorch out.
+# --no-deps keeps a second PyTorch out, and the constraints are the versions that were tested.
 # The results, OUT/gpu.json, become the page's tables in the checkout that was measured, by
 #
 #   cp OUT/gpu.json docs/benchmarks && python -m benchmarks.results
