@@ -19,6 +19,9 @@
 # The results, OUT/gpu.json, become the page's tables in the checkout that was measured, by
 #
 #   cp OUT/gpu.json docs/benchmarks && python -m benchmarks.results
+#
+# Results of some cells (--only) are copied under a name of their own, docs/benchmarks/gpu-NAME.json,
+# or they would take the place of all others; the page has the tables of every gpu*.json.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 WORK=${WORK:-$(mktemp -d)} python=${PYTHON:-python3}
