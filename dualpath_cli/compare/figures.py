@@ -181,6 +181,7 @@ def _draw_quality(
 
     ax.set(xlabel="parameters")
     ax.xaxis.set_major_formatter(COUNTS)
+    ax.locator_params(axis="x", nbins=4)
     ax.margins(x=0.1, y=0.12)
     plain(ax)
 

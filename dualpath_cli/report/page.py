@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 WIDE = 8  # inches; wider figures have a whole row of the page
-SPANNING = ' class="wide"'
+SPANNING = ' class="wide" tabindex="0"'  # keys scroll it, as a table
 
 
 def page(title: str, sections: Iterable[str]) -> str:

@@ -114,6 +114,23 @@ def test_figures_take_the_ink_of_the_page_light_or_dark(tab):
     assert lines[-1] != "rgb(76, 140, 184)"
 
 
+def test_a_wide_figure_keeps_its_size_and_scrolls_except_on_paper(chromium, tmp_path):
+    wide, _ = panels(20, 2)
+    path = tmp_path / "wide.html"
+    path.write_text(page("runs", [pictures({"wide": wide}, {"wide": "a figure"})]))
+    opened = chromium.new_page()
+    opened.set_viewport_size({"width": 800, "height": 800})
+    opened.goto(path.as_uri())
+    inches = "svg => svg.getBoundingClientRect().width / 96"
+    assert opened.eval_on_selector("svg", inches) == pytest.approx(20, rel=0.01)
+    assert opened.evaluate("document.documentElement.scrollWidth") == 800
+    opened.eval_on_selector("figure", "box => { box.scrollLeft = 300; }")
+    assert opened.locator("figure").evaluate("box => box.scrollLeft") == 300
+    opened.emulate_media(media="print")
+    assert opened.eval_on_selector("svg", inches) < 8.4
+    opened.close()
+
+
 @pytest.mark.parametrize("width", [1400, 800, 390])
 def test_a_wide_table_scrolls_in_its_box_beside_its_first_column(tab, width):
     tab.set_viewport_size({"width": width, "height": 800})
