@@ -222,7 +222,13 @@ def _depth(results: Sequence[Result]) -> Figure | None:
     # Differences of fitted read-outs are to the learned router's with its own.
     axes[0, 0].set_ylabel(DIFFERENCE, fontsize=8)
     names = axes[0, 0].get_legend_handles_labels()
-    figure.legend(*names, loc="outside lower center", ncols=3, frameon=False)
+    figure.legend(
+        *names,
+        loc="outside lower center",
+        ncols=2 if len(sources) == 1 else 3,  # one panel has room for two
+        frameon=False,
+        fontsize=8,
+    )
     return figure
 
 

@@ -331,5 +331,9 @@ def test_a_figure_has_a_line_for_each_way_to_fewer_steps(
         "blind: one for all tokens": [3.0, 4.0],
         "blind: by position": [3.0, 4.0],
     } | {name: x for name, x in ends.items() if name.startswith("_")}
+    figure.draw_without_rendering()
+    (legend,) = figure.legends
+    box = legend.get_window_extent()
+    assert 0 <= box.x0 < box.x1 <= figure.bbox.width, "no name is cut"
     # A row of the suite is of fewer documents, and in no other figure.
     assert figures["forced_loops"] is None
