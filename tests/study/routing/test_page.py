@@ -242,10 +242,18 @@ def visit(chromium, tmp_path: Path):
     network."""
     met, contexts = [], []
 
-    def opened(width=1300, scheme="light", *, whole=None, fragment="", layers=LAYERS):
+    def opened(
+        width=1300,
+        scheme="light",
+        *,
+        whole=None,
+        fragment="",
+        layers=LAYERS,
+        values=VALUES,
+    ):
         path = tmp_path / "page.html"
         shown = whole or model((FIRST, SECOND, OTHER), FORCED)
-        write_page(path, "small/mix", [("model", "x")], layers, shown, VALUES)
+        write_page(path, "small/mix", [("model", "x")], layers, shown, values)
         size = {"width": width, "height": 800}
         context = chromium.new_context(viewport=size, color_scheme=scheme, offline=True)
         contexts.append(context)
@@ -555,6 +563,21 @@ def test_what_each_state_says_is_shown_with_its_flips(visit):
                 assert all(word(next_id) in cell for cell in came)
         press(tab, "ArrowRight")
     assert marked > 10
+
+
+@slow
+def test_parts_of_characters_that_read_alike_are_told_apart(visit):
+    one = example(WORDS[:2])
+    said = one.values["said"]
+    said[0, 0, :, 0] = VALUES.index(b"\xff")
+    said[0, 0, -1, 0] = one.values["next_ids"][0] = len(VALUES)
+    tab = visit(whole=model([one], FORCED), values=[*VALUES, b"\xfe"])
+    press(tab, "j", "ArrowRight")
+    heads = "list => list.map(row => row.children[1].className)"
+    came = tab.eval_on_selector_all("#early tbody tr", heads)
+    assert came == [*[""] * 6, "came"]
+    flips = [label for label, first, *_ in table(tab, "#early") if "⇄" in first]
+    assert flips == ["output"]
 
 
 @slow

@@ -121,8 +121,9 @@ $("of-layer").append(...readOuts(Object.keys(FIELDS).filter((name) => !ofTokens.
 
 // The model's prediction from each state of a layer, and the cost of forcing.
 
-// States of a layer are its input, its loops, the wide path, its output; the answer is the
-// likeliest next token. A loop is compared with the state before it, other states with the input.
+// States of a layer are its input, its loops, the wide path, its output; the answer is the place of
+// the likeliest next token. A loop is compared with the state before it, other states with the
+// input.
 const stateOf = (l, s) => states * l + s;
 const answerOf = (e, i, l, s) => saidBy(e, i, stateOf(l, s))[0][0];
 const flipsIn = (e, i, l) =>
@@ -139,9 +140,9 @@ function statesShown(row) {
   return [["input", state(0)], ...ofLoops, ["wide", state(loops + 1), state(0)],
     ["output", state(last), state(0)]];
 }
-const cell = ([text, percent], next, flips) => {
-  const word = make("span", { className: "said" }, visible(text));
-  const td = make("td", { title: visible(text), className: text === next ? "came" : "" });
+const cell = ([place, percent], next, flips) => {
+  const text = visible(words[place]), word = make("span", { className: "said" }, text);
+  const td = make("td", { title: text, className: place === next ? "came" : "" });
   if (flips) td.append(make("b", { className: "flip", ariaLabel: "flips to", role: "img" }, "⇄"));
   td.append(word, make("small", {}, percent ? `${percent} %` : "<1 %"));
   return td;
@@ -151,8 +152,8 @@ $("early").append(next, make("table", { ariaLabel: "States’ three likeliest to
 function drawEarly(e, i) {
   if (!model.said) return;
   const came = nextOf(e, i), nats = three(number("nextNats", e.first + i));
-  next.textContent = came === null ? "The text ends here."
-    : `Actual next token: ${visible(came)} (loss ${nats} nats)`;
+  next.textContent = came < 0 ? "The text ends here."
+    : `Actual next token: ${visible(words[came])} (loss ${nats} nats)`;
   body.replaceChildren(...statesShown(state.row).map(([name, at, before]) => {
     const said = saidBy(e, i, at);
     const flips = before !== undefined && said[0][0] !== saidBy(e, i, before)[0][0];

@@ -22,12 +22,13 @@ for (const e of examples) {
   e.means = e.means.map((mean) => mean ?? NaN);
 }
 
-// The likeliest next tokens of a state: [text, whole percent] each.
+// The likeliest next tokens of a state: [place in `words`, whole percent] each. A place is that of
+// an id: several ids may read alike, as parts of characters do.
 const saidBy = (e, token, state) => [0, 1, 2].map((rank) => {
   const at = ((e.first + token) * layers.length * states + state) * 3 + rank;
-  return [words[data.said[at]], data.percents[at]];
+  return [data.said[at], data.percents[at]];
 });
-const nextOf = (e, token) => words[data.next[e.first + token]] ?? null;
+const nextOf = (e, token) => data.next[e.first + token];  // a place, too; -1 at the end
 const costOf = (e, token, row, what) =>
   number("costs", ((e.first + token) * rows + row) * model.forced.length + what);
 
