@@ -539,6 +539,17 @@ def test_keys(visit):
     assert tab.inner_text("#where") == "Mean of 3 layers"
 
 
+@slow
+def test_the_bars_of_64_layers_are_wide_enough_to_see(visit):
+    deep = model([example(WORDS[:3], layers=64, early=False)])
+    tab = visit(whole=deep, layers=range(64))
+    press(tab, "j")
+    widths = "list => list.map(bar => bar.getBoundingClientRect().width)"
+    bars = tab.eval_on_selector_all(".bars i", widths)
+    assert len(bars) == 64
+    assert min(bars) > 1.5
+
+
 # What is said early, and costs
 
 
