@@ -550,6 +550,16 @@ def test_the_bars_of_64_layers_are_wide_enough_to_see(visit):
     assert min(bars) > 1.5
 
 
+@slow
+def test_paper_names_what_is_shown_and_has_no_buttons(visit):
+    tab = visit(fragment="#gsm8k:3/layer=4")
+    tab.emulate_media(media="print")
+    for selector in ("#colour", "#layer-name", ".source select"):
+        assert tab.locator(selector).first.is_visible()
+    hidden = tab.locator("button, #layer, #names, #panel, #full")
+    assert not any(each.is_visible() for each in hidden.all())
+
+
 # What is said early, and costs
 
 
