@@ -502,6 +502,21 @@ def test_every_token_stands_literally_and_in_order(visit):
 
 
 @slow
+def test_characters_without_a_shape_are_marked_except_joiners_in_emoji_and_words(visit):
+    hidden = ["\u200b", "\ufeff", "\xad", "\u200e", "\u200f", "\u2060", "\x85"]
+    lone = ["\u200d", "\u200c", "\ufe0f", " \u200d "]
+    whole = ["👩\u200d🚀", "❤\ufe0f\u200d🔥", "می\u200cخواهم", "\u200cها"]
+    tab = visit(whole=model([example([*hidden, *lone, *whole])], FORCED))
+    assert tokens_of(tab) == [*hidden, *lone, *whole]
+    marked = "list => list.map(e => e.querySelectorAll('.mark').length)"
+    marks = tab.eval_on_selector_all(".token", marked)
+    assert marks == [1] * len(hidden + lone) + [0] * len(whole)
+    for number in range(len(hidden + lone)):
+        token(tab, number).dispatch_event("mouseover", {"clientX": number})
+        assert tab.inner_text("#word").strip("␣") == "◌"
+
+
+@slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_deep_is_red_and_wide_is_blue(visit, scheme):
     tab = visit(scheme=scheme)

@@ -89,11 +89,18 @@ const where = (row) => row ? `layer ${layers[row - 1]}`
 
 const state = { row: 0, colour: "share", shown: null, pinned: false, active: null, note: "" };
 
-// Characters without a shape get one; they stay in the text, for copying.
-const HIDDEN = /([\u0000-\u001f\u007f\u2028\u2029\u202a-\u202e\u2066-\u2069])/g;
+// Characters without a shape get one; they stay in the text, for copying. A joiner beside a shape
+// and a selector after one are left: they are of an emoji, or of a word as Persian has them.
+const SHAPE = String.raw`[^\s\p{C}\p{VS}]`;
+const JOINER = String.raw`(?<=${SHAPE}\p{VS}?)[\u200c\u200d]|[\u200c\u200d](?=${SHAPE})`;
+const SELECTOR = String.raw`(?<=${SHAPE})\p{VS}`;
+const LONE = String.raw`(?!${JOINER}|${SELECTOR})[\u200c\u200d\p{VS}]`;
+const CONTROL = String.raw`\0-\x1f\x7f-\x9f`;
+const FORMAT = String.raw`\xad\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff`;
+const HIDDEN = new RegExp(`([${CONTROL}${FORMAT}]|${LONE})`, "gu");
 const mark = (c) => c === "\n" ? "↵" : c === "\t" ? "⇥"
   : c < " " ? String.fromCharCode(0x2400 + c.charCodeAt(0)) : "◌";
-const visible = (text) => text.replaceAll(" ", "␣").replace(HIDDEN, mark) || "∅";
+const visible = (text) => text.replace(HIDDEN, mark).replaceAll(" ", "␣") || "∅";
 const span = (text, i) => {
   const made = make("span", { className: "token", tabIndex: i ? -1 : 0,
     role: "button", ariaPressed: false });
