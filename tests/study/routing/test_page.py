@@ -655,6 +655,21 @@ def test_a_link_leads_back_to_layer_token_and_colour(visit):
 
 
 @slow
+def test_a_link_in_an_open_page_leaves_nothing_of_the_view_before(visit):
+    tab = visit(fragment="#gsm8k:3/layer=4/token=5/colour=deep/gates=0,1,0,1")
+    assert tab.locator(".token.pinned").count() == 1
+    assert picked(tab, "gsm8k").all()
+    tab.evaluate("location.hash = 'gsm8k:3/layer=1'")
+    tab.wait_for_selector(":root[data-colour=share]", state="attached")
+    assert tab.input_value("#layer") == "1"
+    assert tab.input_value("#colour") == "share"
+    assert place(tab) == "Point at a token, or press j."
+    assert not tab.locator(".token.pinned").count()
+    assert not picked(tab, "gsm8k").any()
+    assert not any(each.input_value() for each in tab.locator("#range input").all())
+
+
+@slow
 def test_a_link_that_leads_nowhere_says_so(visit):
     tab = visit()
     for fragment, missing in {

@@ -20,7 +20,8 @@ function writeLink() {
   if (picked) parts.push(`gates=${AXES.flatMap((axis) => picked[axis]).join(",")}`);
   try { history.replaceState(null, "", `#${parts.join("/")}`); } catch { /* the link is a help */ }
 }
-// Opens the view that a link names; returns the part that the page does not have.
+// Opens the view that a link names, and nothing beside it; returns the part that the page does not
+// have.
 function follow(hash) {
   const [place, ...rest] = hash.replace(/^#/, "").split("/");
   const given = Object.fromEntries(rest.map((part) => part.split("=")));
@@ -35,11 +36,11 @@ function follow(hash) {
   if (to !== c.at) open(c, to);
   const row = layers.findIndex((layer) => inLink(layer) === given.layer) + 1;
   setRow(row);
-  if (FIELDS[given.colour]?.[3]) setColour(given.colour);
+  setColour(FIELDS[given.colour]?.[3] ? given.colour : "share");
   const ends = (given.gates ?? "").split(",").map(Number);
-  if (ends.length === 4 && ends.every((end) => end >= 0 && end <= 1)) {
-    pick({ deep: ends.slice(0, 2), wide: ends.slice(2) });
-  }
+  const areGates = ends.length === 4 && ends.every((end) => end >= 0 && end <= 1);
+  pick(areGates ? { deep: ends.slice(0, 2), wide: ends.slice(2) } : null);
+  show(null);
   if (!row && given.layer && given.layer !== "mean") return "layer";
   if (given.token === undefined) return "";
   if (!/^\d+$/.test(given.token) || !c.spans[+given.token]) return "token";
