@@ -305,7 +305,10 @@ def table_of_classes(rows: Sequence[Record]) -> Table:
         (Column("least", "+.4f"), itemgetter("least")),
         (Column("most", "+.4f"), itemgetter("most")),
         (Column("per forced", "+.3f"), itemgetter("per_forced")),
-        (Column("above 0", ""), lambda row: f"{row['above']} of {row['runs']}"),
+        (
+            Column("above 0", "{0[0]} of {0[1]}".format),
+            lambda row: (row["above"], row["runs"]),
+        ),
         (Column("Wilcoxon p", ".3g"), itemgetter("p")),
         (Column("Holm", ".3g"), itemgetter("p_holm")),
     ]

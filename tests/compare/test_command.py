@@ -452,6 +452,7 @@ def test_the_ablations_of_a_configuration_are_means_over_its_runs(tmp_path):
             strict=True,
         )
     )
+    assert (cells["above 0"].number, cells["above 0"].text) == (6, "6 of 6")
     assert (cells["mean"].text, cells["least"].text, cells["most"].text) == (
         "+0.3500",
         "+0.1000",

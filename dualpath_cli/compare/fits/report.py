@@ -183,7 +183,7 @@ def _table_of_runs(fits: Sequence[ScalingFit]) -> Table:
         Column("family"),
         Column("configurations", "d"),
         Column("runs", "d"),
-        Column("times", ""),
+        Column("times", _times_words),
         Column("M params", interval(".3g")),
         Column("M tokens", interval(".3g")),
         Column("training FLOPs", interval(".2g")),
@@ -209,12 +209,14 @@ def _row_of_runs(fit: ScalingFit) -> list[Any]:
         family.name,
         len(family.configurations),
         family.runs,
-        ", ".join(map(str, times)),
+        tuple(times),
         _ends(sizes_C),
         _ends(tokens_C),
         _ends(family.flops),
         fit.off,
-        fit.rollout if isinstance(fit.rollout, Rollout) else None,
+        (fit.rollout.error, fit.rollout.largest)
+        if isinstance(fit.rollout, Rollout)
+        else None,
     ]
 
 
@@ -222,8 +224,13 @@ def _ends(numbers: Floats) -> tuple[float, float]:
     return float(numbers.min()), float(numbers.max())
 
 
-def _rollout_words(rollout: Rollout) -> str:
-    return f"{rollout.error:+.4f}, {rollout.largest:.4f}"
+def _times_words(times: tuple[int, ...]) -> str:
+    return ", ".join(map(str, times))
+
+
+def _rollout_words(errors: tuple[float, float]) -> str:
+    mean, largest = errors
+    return f"{mean:+.4f}, {largest:.4f}"
 
 
 def _table_of_multipliers(rows: Sequence[Multiplier]) -> Table:

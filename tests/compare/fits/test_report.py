@@ -58,6 +58,9 @@ def test_laws_are_printed_and_written_and_families_without_one_are_named(
     assert (out / "profiles.png").stat().st_size > 10_000
     page = (out / "index.html").read_text()
     assert "compute multipliers over wide" in page
+    # Numbers that are several sort by the first.
+    assert 'data-order="1.0">1, 4</td>' in page
+    assert re.search(r'data-order="(-?0\.\d+)">[+-]0\.\d{4}, 0\.\d{4}</td>', page)
     assert "no law for dual α 50" in page
 
     # A comparison without laws leaves none of those behind.
