@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.image import AxesImage
 
+T = TypeVar("T")
 
 DEEP = "#C7734C"
 WIDE = "#4C8CB8"
@@ -130,10 +131,16 @@ def heat_map(
     )
 
 
+def thinned(ticks: Sequence[T], most: int) -> Sequence[T]:
+    """Every n-th tick of an axis that has room for the labels of `most`."""
+    step = -(-len(ticks) // most) or 1
+    return ticks[::step]
+
+
 def layer_ticks(axis: "Axis", layers: Sequence[int | str], **options: Any) -> None:
-    """Labels an axis with the numbers of layers; with many layers, every third
-    number."""
-    step = 1 if len(layers) <= 8 else 3
+    """Labels an axis with the numbers of layers; with many layers, every third number
+    or fewer."""
+    step = 1 if len(layers) <= 8 else max(3, -(-len(layers) // 8))
     labels = [str(layer) for layer in layers[::step]]
     axis.set_ticks(range(0, len(layers), step), labels, **options)
 

@@ -18,6 +18,7 @@ from dualpath_cli.report.figures import (
     panels,
     plain,
     save,
+    thinned,
 )
 from dualpath_cli.spec.intervention import Intervention
 from dualpath_cli.study.ablation.options import BASELINE, DEPTH, SHORTER
@@ -96,7 +97,7 @@ def _forced(
 
     if trained is not None:
         mark_count(ax, trained, f"trained {number.symbol} = {trained}")
-    ax.set(xlabel=number.axis, ylabel=DIFFERENCE, xticks=counts)
+    ax.set(xlabel=number.axis, ylabel=DIFFERENCE, xticks=thinned(counts, 12))
     _finish(ax)
     ax.legend(frameon=False)
     return figure

@@ -19,6 +19,7 @@ from dualpath_cli.report.figures import (
     layer_ticks,
     panels,
     plain,
+    thinned,
 )
 from dualpath_cli.study.parts_of_speech import UPOS
 from dualpath_cli.study.routing.readouts import (
@@ -77,10 +78,9 @@ def _plot_depth(
         ax.plot(mean.axis, y, color=INK, linewidth=2.2, label="mean")
 
     plain(ax)
-    every = 1 if len(mean.layers) <= 8 else 2
-    ax.set(xlabel="layer", xticks=mean.axis[::every])
+    ax.set(xlabel="layer", xticks=thinned(mean.axis, 8))
     if mean.core:
-        labels = [str(label) for label in mean.layers[::every]]
+        labels = [str(label) for label in thinned(mean.layers, 8)]
         ax.set_xticklabels(labels, rotation=90)
 
 
@@ -107,7 +107,7 @@ def core_figure(sources: Mapping[str, Summary], mean: Summary) -> Figure | None:
             ax.plot(x, values[0], color=color, marker="o", markersize=3, label=name)
 
         plain(ax)
-        ax.set(xlabel="repetition", xticks=x)
+        ax.set(xlabel="repetition", xticks=thinned(x, 8))
         ax.set_title(title, fontsize=9)
 
     figure.legend(

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
 from dualpath_cli.report.bootstrap import resample_weights
-from dualpath_cli.report.figures import INK
+from dualpath_cli.report.figures import INK, layer_ticks, panels
 from dualpath_cli.study.parts_of_speech import CLASSES, UPOS
 from dualpath_cli.study.routing import readouts
 from dualpath_cli.study.routing.figures import (
     density_by_layer_figure,
+    depth_figure,
     part_of_speech_figure,
 )
 from dualpath_cli.study.routing.readouts import (
@@ -294,6 +295,17 @@ def test_panels_of_one_layer_and_of_sixteen_are_square_and_large_enough(layers):
     for box in boxes:
         assert box.width == pytest.approx(box.height, rel=1e-3)
         assert 0.7 < box.width / figure.dpi < 2.4  # inches
+
+
+@pytest.mark.parametrize("layers", [1, 8, 9, 16, 48, 64])
+def test_axes_label_eight_layers_or_fewer(layers):
+    flat = np.full((RESAMPLED, layers), 0.3)
+    means = {"deep_share": flat, "cosine": flat}
+    summary = dataclasses.replace(summary_of(layers), means=means)
+    _, axes = panels(2, 2)
+    layer_ticks(axes[0, 0].xaxis, range(layers))
+    for ax in (*depth_figure({"text": summary}, summary).axes, axes[0, 0]):
+        assert min(layers, 3) <= len(ax.get_xticks()) <= 8
 
 
 def test_an_average_knows_no_more_than_its_shortest_source():
