@@ -397,6 +397,8 @@ def test_a_token_shows_its_experts_and_their_load_in_the_sequence(visit):
     assert tab.locator("#of-token dt").all_inner_texts() == ["loss, nats"]
     token(tab, 4).hover()
     assert panel(tab)["experts"] == "–"  # there is no mean of experts
+    chart = tab.locator("figure:has(.loads)")
+    assert not chart.is_visible()
     tab.focus("#layer")
     for layer in range(2):
         press(tab, "ArrowRight")
@@ -406,6 +408,7 @@ def test_a_token_shows_its_experts_and_their_load_in_the_sequence(visit):
             f"{n:.0f} ({fixed(w)})" for n, w in own
         )
         counts = np.bincount(experts[:, layer].astype(int).ravel(), minlength=6)
+        assert chart.is_visible()
         titles = tab.eval_on_selector_all(
             ".loads span", "l => l.map(e => [e.title, e.className])"
         )
@@ -418,7 +421,7 @@ def test_a_token_shows_its_experts_and_their_load_in_the_sequence(visit):
         ]
     press(tab, "ArrowRight")
     assert panel(tab)["experts"] == "–"
-    assert tab.locator(".loads span:visible").count() == 0
+    assert not chart.is_visible()
 
 
 def test_a_token_shows_the_repetitions_of_the_core_in_every_layer(visit):
@@ -452,6 +455,8 @@ def test_a_token_shows_the_repetitions_of_the_core_in_every_layer(visit):
         }
         press(tab, "ArrowLeft")
     tab.wait_for_url(re.compile(r"layer=0/token=5$"))
+    press(tab, "m")
+    assert tab.inner_text("#where") == "Mean of 3 places"
 
 
 # In full
@@ -592,7 +597,7 @@ def test_what_each_state_says_is_shown_with_its_flips(visit):
             next_id = FIRST.values["next_ids"][number]
             said = tab.inner_text("#early .note")
             if next_id < 0:
-                assert said == "The text ends here."
+                assert said == "The sequence ends here."
             else:
                 assert said.startswith(f"Actual next token: {word(next_id)} (loss ")
                 came = tab.locator("#early td.came").all_inner_texts()

@@ -55,20 +55,22 @@ const charts = (() => {
   $("charts").append(loop.ofWeights, ofShares, loop.ofUpdates);
   const loads = Array.from({ length: Math.max(0, ...model.experts) }, () =>
     make("span", {}, make("i")));
-  if (loads.length) $("charts").append(make("figure", { className: "chart wider" },
+  const ofLoads = make("figure", { className: "chart wider" },
     make("figcaption", {}, "Load of each expert in the sequence"),
-    make("div", { className: "loads", ariaHidden: true }, ...loads)));
-  return { loop, bars, loads };
+    make("div", { className: "loads", ariaHidden: true }, ...loads));
+  $("charts").append(ofLoads);
+  return { loop, bars, loads, ofLoads };
 })();
 const core = loopCharts(model.repetitions, "r", "repetition", "Repetition of the core");
 core.ofWeights.classList.add("wider");
 $("core-charts").append(core.ofWeights, core.ofUpdates);
 $("core").hidden = $("of-core").hidden = !model.repetitions;
 function drawCharts(e, i) {
-  const { loop, bars, loads } = charts, { row } = state;
+  const { loop, bars, loads, ofLoads } = charts, { row } = state;
   const choices = row ? loadsOf(e, row) : [], n = model.experts[row - 1];
   const even = choices.reduce((sum, count) => sum + count, 0) / n;
   const own = expertsOf(e, i, row).map(([number]) => number);
+  ofLoads.hidden = !n;
   loads.forEach((bar, number) => {
     const load = choices[number] / even;  // 1 is an even load; the highest bar shows 3
     bar.style.setProperty("--v", load > 0 ? Math.min(load / 3, 1) : 0);
@@ -152,7 +154,7 @@ $("early").append(next, make("table", { ariaLabel: "States’ three likeliest to
 function drawEarly(e, i) {
   if (!model.said) return;
   const came = nextOf(e, i), nats = three(number("nextNats", e.first + i));
-  next.textContent = came < 0 ? "The text ends here."
+  next.textContent = came < 0 ? "The sequence ends here."
     : `Actual next token: ${visible(words[came])} (loss ${nats} nats)`;
   body.replaceChildren(...statesShown(state.row).map(([name, at, before]) => {
     const said = saidBy(e, i, at);

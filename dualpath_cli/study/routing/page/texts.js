@@ -83,7 +83,8 @@ const FIELDS = {
 };
 const read = (name, e, token, row) => FIELDS[name][2](FIELDS[name][1](e, token, row));
 const where = (row) => row ? `layer ${layers[row - 1]}`
-  : layers.length > 1 ? `mean of ${layers.length} layers` : "mean of all layers";
+  : layers.length > 1 ? `mean of ${layers.length} ${model.repetitions ? "places" : "layers"}`
+    : "mean of all layers";
 
 // The texts: a column for each source, with coloured tokens to point at.
 
