@@ -31,7 +31,21 @@ from dualpath_cli.evaluation.benchmarks import MEANS
 from dualpath_cli.report.bootstrap import Floats
 from dualpath_cli.report.figures import FAMILY_COLORS, MUTED, panels, plain, shades
 
-MARKERS = {1: "o", 2: "^", 3: "s", 4: "D", 5: "p", 6: "h", 8: "*"}
+MARKERS = {
+    1: "o",
+    2: "^",
+    3: "s",
+    4: "D",
+    5: "p",
+    6: "h",
+    7: "v",
+    8: "*",
+    9: "<",
+    10: ">",
+    12: "P",
+    16: "d",
+    32: "8",
+}
 COUNTS = FuncFormatter(lambda value, _: format_size(round(value)))  # 719M, 1.4B
 # share of a run whose losses, far above all that follows, do not set the scale
 START = 0.1

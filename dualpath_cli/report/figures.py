@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from html import escape
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -42,6 +43,8 @@ FAMILY_COLORS = {
 """A colour for each family of models; families with one path have the path's colour."""
 SOURCES = ("#7B5AAE", "#B18E15", "#4EA683", "#86281D", "#2E7065", "#AB8BE3", "#856B1B")
 """Colours of sources or runs, different from those of paths and families."""
+LINES = (("-", "o"), ("--", "s"), ("-.", "^"), (":", "D"))
+"""Lines and markers of sources or runs: one for all colours, then the next."""
 # part of white in the lightest shade of a colour, and of black in the darkest
 REACH = 0.2
 
@@ -63,6 +66,14 @@ def shades(color: str, count: int) -> list[str]:
         red, green, blue = rgb + abs(step) * (towards - rgb)
         found.append(to_hex((red, green, blue)))
     return found
+
+
+def source_styles() -> Iterator[dict[str, Any]]:
+    """Colour, line and marker of each of several sources or runs; the first 28
+    differ."""
+    for linestyle, marker in cycle(LINES):
+        for color in SOURCES:
+            yield {"color": color, "linestyle": linestyle, "marker": marker}
 
 
 def share_colormap() -> "Colormap":

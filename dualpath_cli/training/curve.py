@@ -5,12 +5,11 @@
 
 import sys
 from dataclasses import dataclass
-from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dualpath_cli.base.files import replacing
-from dualpath_cli.report.figures import DEEP, MUTED, SOURCES, WIDE, panels, plain
+from dualpath_cli.report.figures import DEEP, MUTED, WIDE, panels, plain, source_styles
 from dualpath_cli.run.tables import METRICS, ROUTING, VALIDATION, TableRow, read_table
 
 if TYPE_CHECKING:
@@ -87,11 +86,10 @@ def _draw_bits(ax: "Axes", tables: RunTables) -> None:
     )
 
     names = dict.fromkeys(row["set"] for row in tables.validation)
-    for name, color in zip(names, cycle(SOURCES), strict=False):
+    for name, style in zip(names, source_styles(), strict=False):
         rows = [row for row in tables.validation if row["set"] == name]
-        _draw_line(
-            ax, tables, rows, "bits_per_byte", name, color=color, marker=".", ls=""
-        )
+        style |= {"linestyle": "", "markersize": 3}
+        _draw_line(ax, tables, rows, "bits_per_byte", name, **style)
     ax.legend(frameon=False, fontsize=8)
 
 

@@ -269,6 +269,12 @@ def test_a_mean_that_a_configuration_lacks_is_not_drawn(swept, change):
         assert ("parabola through PureWide and PureLoop" in caption) == said
 
 
+def test_no_two_numbers_of_loops_share_a_marker():
+    named = set(figures.MARKERS.values())
+    assert len(named) == len(figures.MARKERS)
+    assert "X" not in named  # of all other numbers
+
+
 def test_differences_have_their_intervals_and_an_open_mark_without_a_test(swept):
     group = replace(swept, baselines=swept.configurations[:1])
     first, second, *others = differences_of([group], aggregate_only=True, margin=0.02)

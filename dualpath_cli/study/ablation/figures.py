@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from itertools import cycle
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +17,7 @@ from dualpath_cli.report.figures import (
     panels,
     plain,
     save,
+    source_styles,
     thinned,
 )
 from dualpath_cli.spec.intervention import Intervention
@@ -87,13 +87,13 @@ def _forced(
     figure, axes = panels(5.2, 3.6)
     ax = axes[0, 0]
     sources = dict.fromkeys(result.source for result in forced)
-    for source, color in zip(sources, cycle(SOURCES), strict=False):
+    for source, style in zip(sources, source_styles(), strict=False):
         line = [result for result in forced if result.source == source]
         x = [count_of(result) for result in line]
         low = [result.low for result in line]
         high = [result.high for result in line]
-        ax.fill_between(x, low, high, color=color, alpha=0.2, linewidth=0)
-        _plot_differences(ax, x, line, color, source)
+        ax.fill_between(x, low, high, color=style["color"], alpha=0.2, linewidth=0)
+        _plot_differences(ax, x, line, name=source, **style)
 
     if trained is not None:
         mark_count(ax, trained, f"trained {number.symbol} = {trained}")

@@ -2,7 +2,6 @@
 core."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import cycle
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -14,11 +13,11 @@ from dualpath_cli.report.bootstrap import Floats
 from dualpath_cli.report.figures import (
     INK,
     MUTED,
-    SOURCES,
     heat_map,
     layer_ticks,
     panels,
     plain,
+    source_styles,
     thinned,
 )
 from dualpath_cli.study.parts_of_speech import UPOS
@@ -65,13 +64,13 @@ def depth_figure(sources: Mapping[str, Summary], mean: Summary) -> Figure:
 def _plot_depth(
     ax: Axes, readout: str, sources: Mapping[str, Summary], mean: Summary
 ) -> None:
-    for color, (name, summary) in zip(cycle(SOURCES), sources.items(), strict=False):
+    for style, (name, summary) in zip(source_styles(), sources.items(), strict=False):
         values = summary.means[readout]
         low, high = summary.interval(values)
         x = summary.axis
         y = values[0]
-        ax.fill_between(x, low, high, color=color, alpha=0.18, linewidth=0)
-        ax.plot(x, y, color=color, marker="o", markersize=3, linewidth=1.2, label=name)
+        ax.fill_between(x, low, high, color=style["color"], alpha=0.18, linewidth=0)
+        ax.plot(x, y, **style, markersize=3, linewidth=1.2, label=name)
 
     if len(sources) > 1:
         y = mean.means[readout][0]
@@ -98,13 +97,13 @@ def core_figure(sources: Mapping[str, Summary], mean: Summary) -> Figure | None:
 
     figure, axes = panels(8.2, 3.0, 1, len(CORE_TITLES))
     for ax, (readout, title) in zip(axes[0], CORE_TITLES.items(), strict=True):
-        colored = zip(cycle(SOURCES), sources.items(), strict=False)
-        for color, (name, summary) in colored:
+        styled = zip(source_styles(), sources.items(), strict=False)
+        for style, (name, summary) in styled:
             values = summary.core[readout]
             low, high = summary.interval(values)
             x = range(1, len(low) + 1)
-            ax.fill_between(x, low, high, color=color, alpha=0.18, linewidth=0)
-            ax.plot(x, values[0], color=color, marker="o", markersize=3, label=name)
+            ax.fill_between(x, low, high, color=style["color"], alpha=0.18, linewidth=0)
+            ax.plot(x, values[0], **style, markersize=3, label=name)
 
         plain(ax)
         ax.set(xlabel="repetition", xticks=thinned(x, 8))

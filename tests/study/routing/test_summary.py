@@ -308,6 +308,18 @@ def test_axes_label_eight_layers_or_fewer(layers):
         assert min(layers, 3) <= len(ax.get_xticks()) <= 8
 
 
+def test_no_two_of_many_sources_look_the_same():
+    flat = np.full((RESAMPLED, 6), 0.3)
+    means = {"deep_share": flat, "cosine": flat}
+    summary = dataclasses.replace(summary_of(), means=means)
+    sources = {f"text {n}": summary for n in range(15)}
+    ax = depth_figure(sources, summary).axes[0]
+    drawn = [line for line in ax.get_lines() if line.get_label() in sources]
+    looks = {(line.get_color(), line.get_linestyle()) for line in drawn}
+    marks = {(line.get_color(), line.get_marker()) for line in drawn}
+    assert len(drawn) == len(looks) == len(marks) == len(sources)
+
+
 def test_an_average_knows_no_more_than_its_shortest_source():
     few, many = (dataclasses.replace(summary_of(), clusters=n) for n in (9, 1000))
     both = Summary.average([many, few])
