@@ -319,8 +319,10 @@ def _draw_differences(
         ax.axvspan(-margin, margin, color=MUTED, alpha=0.1, linewidth=0)
 
     in_order = rows[0].order is not None
-    names = [pair_of(row) if in_order else row.configuration for row in rows]
-    ax.set_yticks(range(len(rows)), names)
+    names = [row.configuration for row in rows]
+    if in_order:  # on two lines: long names would leave little room
+        names = [pair_of(row).replace(" minus ", "\nminus ") for row in rows]
+    ax.set_yticks(range(len(rows)), names, fontsize=8)
     ax.set_ylim(len(rows) - 0.4, -0.6)
     ax.set_title(rows[0].group, fontsize=9)
     less = "" if in_order else f" minus those of {rows[0].baseline}"

@@ -302,6 +302,14 @@ def test_differences_have_their_intervals_and_an_open_mark_without_a_test(swept)
     assert margin.get_width() == 0.04
 
 
+def test_a_pair_stands_on_two_lines(swept):
+    wide, *others = swept.configurations
+    group = replace(swept, pairs=tuple((other, wide) for other in others))
+    (ax,) = figures.differences([group], differences_of([group])).axes
+    names = [text.get_text() for text in ax.get_yticklabels()]
+    assert names == [f"{other.name}\nminus wide" for other in others]
+
+
 def test_without_a_baseline_there_is_no_figure_of_differences(swept):
     assert figures.differences([swept], []) is None
 
