@@ -29,7 +29,14 @@ from dualpath_cli.compare.runs import AGGREGATE
 from dualpath_cli.compare.studies import SCORE_OF, Record
 from dualpath_cli.evaluation.benchmarks import MEANS
 from dualpath_cli.report.bootstrap import Floats
-from dualpath_cli.report.figures import FAMILY_COLORS, MUTED, panels, plain, shades
+from dualpath_cli.report.figures import (
+    FAMILY_COLORS,
+    MUTED,
+    legend_name,
+    panels,
+    plain,
+    shades,
+)
 
 MARKERS = {
     1: "o",
@@ -380,7 +387,7 @@ def _draw_losses(
             color=color,
             linestyle=dashes,
             linewidth=1.1,
-            label=c.name.removeprefix("_"),  # matplotlib hides names that begin so
+            label=legend_name(c.name),
         )
 
     if scaling:

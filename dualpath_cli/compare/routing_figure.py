@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 from dualpath_cli.compare.configurations import Group, partition
 from dualpath_cli.compare.figures import styles
 from dualpath_cli.compare.studies import Record
-from dualpath_cli.report.figures import MUTED, panels, plain
+from dualpath_cli.report.figures import MUTED, legend_name, panels, plain
 
 CAPTION = (
     "Deep share, and cosine of both paths' updates, in each layer: means over runs, "
@@ -83,7 +83,7 @@ def _draw_lines(
                 marker="o",
                 markersize=3,
                 linewidth=1.2,
-                label=c.name.removeprefix("_"),
+                label=legend_name(c.name),
             )
 
     ax.axhline(even, color=MUTED, linewidth=0.8, linestyle=":")

@@ -76,6 +76,11 @@ def source_styles() -> Iterator[dict[str, Any]]:
             yield {"color": color, "linestyle": linestyle, "marker": marker}
 
 
+def legend_name(name: str) -> str:
+    """A name as a legend shows it: matplotlib hides those that begin with `_`."""
+    return name.lstrip("_")
+
+
 def share_colormap() -> "Colormap":
     """Blue at 0, nearly white at half, terracotta at 1, as on the page of `routing`."""
     from matplotlib.colors import LinearSegmentedColormap
@@ -168,7 +173,7 @@ def save(folder: Path, figures: "Mapping[str, Figure | None]") -> list[Path]:
                 continue
             # Without the time, equal numbers give equal files.
             undated = {"CreationDate": None} if suffix == "pdf" else {}
-            with replacing(path) as partial, _any_glyph():
+            with replacing(path) as partial, any_glyph():
                 figure.savefig(partial, format=suffix, dpi=160, metadata=undated)
             # the second file keeps the first file's layout
             figure.set_layout_engine("none")
@@ -190,7 +195,7 @@ def svg(figure: "Figure", words: str) -> str:
     # With a fixed salt and without the time, equal numbers give equal text.
     written = io.StringIO()
     undated = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-    with _any_glyph(), mpl.rc_context({"svg.hashsalt": "dualpath"}):
+    with any_glyph(), mpl.rc_context({"svg.hashsalt": "dualpath"}):
         figure.savefig(written, format="svg", transparent=True, metadata=undated)
     text = written.getvalue()
     text = text[text.index("<svg") :]
@@ -213,7 +218,7 @@ def _color_on_page(found: re.Match[str]) -> str:
 
 
 @contextmanager
-def _any_glyph() -> Iterator[None]:
+def any_glyph() -> Iterator[None]:
     """Characters that the font lacks become boxes, without a warning."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")

@@ -9,7 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dualpath_cli.base.files import replacing
-from dualpath_cli.report.figures import DEEP, MUTED, WIDE, panels, plain, source_styles
+from dualpath_cli.report.figures import (
+    DEEP,
+    MUTED,
+    WIDE,
+    any_glyph,
+    legend_name,
+    panels,
+    plain,
+    source_styles,
+)
 from dualpath_cli.run.tables import METRICS, ROUTING, VALIDATION, TableRow, read_table
 
 if TYPE_CHECKING:
@@ -40,7 +49,7 @@ def draw(run: Path) -> Path:
     figure.suptitle("/".join(run.resolve().parts[-2:]), fontsize=10)
 
     target = run / "curve.png"
-    with replacing(target) as partial:
+    with replacing(target) as partial, any_glyph():
         figure.savefig(partial, format="png", dpi=150)
     return target
 
@@ -89,7 +98,7 @@ def _draw_bits(ax: "Axes", tables: RunTables) -> None:
     for name, style in zip(names, source_styles(), strict=False):
         rows = [row for row in tables.validation if row["set"] == name]
         style |= {"linestyle": "", "markersize": 3}
-        _draw_line(ax, tables, rows, "bits_per_byte", name, **style)
+        _draw_line(ax, tables, rows, "bits_per_byte", legend_name(name), **style)
     ax.legend(frameon=False, fontsize=8)
 
 

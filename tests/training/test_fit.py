@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import signal
+import warnings
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -588,20 +589,37 @@ def test_a_run_that_early_stopping_ends_goes_on_without(fit, capsys):
     assert find_run(str(run)).step == 6
 
 
-def test_a_panel_shows_what_the_blocks_have(trained, monkeypatch):
-    """Each dual layer has a line of expected loops, and one of both gates."""
-    drawings, panels_of = [], curve.panels
+@pytest.fixture
+def drawings(monkeypatch) -> list:
+    """The curves that are drawn, each a figure and its axes."""
+    found, panels_of = [], curve.panels
     monkeypatch.setattr(
         curve,
         "panels",
-        lambda *a, **k: drawings.append(panels_of(*a, **k)) or drawings[-1],
+        lambda *a, **k: found.append(panels_of(*a, **k)) or found[-1],
     )
+    return found
+
+
+def test_a_panel_shows_what_the_blocks_have(trained, drawings):
+    """Each dual layer has a line of expected loops, and one of both gates."""
     run = trained()
     assert curve.draw(run).read_bytes()[:4] == b"\x89PNG"
     ((figure, _),) = drawings
     shown = {ax.get_title(): len(ax.lines) for ax in figure.axes}
     assert shown == {"bits per byte": 2, "gate": 4, "expected loops": 2}
     assert [len(line.get_xdata()) for line in figure.axes[0].lines] == [6, 3]
+
+
+def test_a_curve_names_each_set_also_without_a_glyph_for_it(trained, drawings):
+    run = trained()
+    table = run / "validation.csv"
+    table.write_text(table.read_text().replace("held_out", "_句"))
+    with warnings.catch_warnings(action="error", category=UserWarning):
+        curve.draw(run)
+    ((figure, _),) = drawings
+    names = figure.axes[0].get_legend().get_texts()
+    assert [name.get_text() for name in names] == ["training", "句"]
 
 
 # What watches a run: TensorBoard, W&B, the progress, a profiler, MFU's peak

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from dualpath_cli.report.figures import (
     MUTED,
     SOURCES,
+    legend_name,
     mark_count,
     panels,
     plain,
@@ -93,7 +94,7 @@ def _forced(
         low = [result.low for result in line]
         high = [result.high for result in line]
         ax.fill_between(x, low, high, color=style["color"], alpha=0.2, linewidth=0)
-        _plot_differences(ax, x, line, name=source, **style)
+        _plot_differences(ax, x, line, name=legend_name(source), **style)
 
     if trained is not None:
         mark_count(ax, trained, f"trained {number.symbol} = {trained}")

@@ -15,6 +15,7 @@ from dualpath_cli.report.figures import (
     MUTED,
     heat_map,
     layer_ticks,
+    legend_name,
     panels,
     plain,
     source_styles,
@@ -70,7 +71,7 @@ def _plot_depth(
         x = summary.axis
         y = values[0]
         ax.fill_between(x, low, high, color=style["color"], alpha=0.18, linewidth=0)
-        ax.plot(x, y, **style, markersize=3, linewidth=1.2, label=name)
+        ax.plot(x, y, **style, markersize=3, linewidth=1.2, label=legend_name(name))
 
     if len(sources) > 1:
         y = mean.means[readout][0]
@@ -103,7 +104,7 @@ def core_figure(sources: Mapping[str, Summary], mean: Summary) -> Figure | None:
             low, high = summary.interval(values)
             x = range(1, len(low) + 1)
             ax.fill_between(x, low, high, color=style["color"], alpha=0.18, linewidth=0)
-            ax.plot(x, values[0], **style, markersize=3, label=name)
+            ax.plot(x, values[0], **style, markersize=3, label=legend_name(name))
 
         plain(ax)
         ax.set(xlabel="repetition", xticks=thinned(x, 8))

@@ -170,6 +170,13 @@ def summary_of(layers: int = 6) -> Summary:
     )
 
 
+def with_shares(summary: Summary) -> Summary:
+    cosines = summary.means["cosine"]
+    return dataclasses.replace(
+        summary, means={"deep_share": cosines, "cosine": cosines}
+    )
+
+
 def from_batch(data: dict[str, torch.Tensor]) -> Summary:
     counts = {
         "clusters": np.array(len(data["text"])),
@@ -299,9 +306,7 @@ def test_panels_of_one_layer_and_of_sixteen_are_square_and_large_enough(layers):
 
 @pytest.mark.parametrize("layers", [1, 8, 9, 16, 48, 64])
 def test_axes_label_eight_layers_or_fewer(layers):
-    flat = np.full((RESAMPLED, layers), 0.3)
-    means = {"deep_share": flat, "cosine": flat}
-    summary = dataclasses.replace(summary_of(layers), means=means)
+    summary = with_shares(summary_of(layers))
     _, axes = panels(2, 2)
     layer_ticks(axes[0, 0].xaxis, range(layers))
     for ax in (*depth_figure({"text": summary}, summary).axes, axes[0, 0]):
@@ -309,15 +314,19 @@ def test_axes_label_eight_layers_or_fewer(layers):
 
 
 def test_no_two_of_many_sources_look_the_same():
-    flat = np.full((RESAMPLED, 6), 0.3)
-    means = {"deep_share": flat, "cosine": flat}
-    summary = dataclasses.replace(summary_of(), means=means)
+    summary = with_shares(summary_of())
     sources = {f"text {n}": summary for n in range(15)}
     ax = depth_figure(sources, summary).axes[0]
     drawn = [line for line in ax.get_lines() if line.get_label() in sources]
     looks = {(line.get_color(), line.get_linestyle()) for line in drawn}
     marks = {(line.get_color(), line.get_marker()) for line in drawn}
     assert len(drawn) == len(looks) == len(marks) == len(sources)
+
+
+def test_a_source_whose_name_begins_with_underscores_is_in_the_legend():
+    summary = with_shares(summary_of())
+    (legend,) = depth_figure({"__text": summary}, summary).legends
+    assert [text.get_text() for text in legend.get_texts()] == ["text"]
 
 
 def test_an_average_knows_no_more_than_its_shortest_source():
