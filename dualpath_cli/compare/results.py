@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dualpath_cli.base.files import write_texts
-from dualpath_cli.base.output import amount
+from dualpath_cli.base.output import amount, printable
 from dualpath_cli.compare import figures, routing_figure
 from dualpath_cli.compare.configurations import Group
 from dualpath_cli.compare.differences import Difference
@@ -146,7 +146,7 @@ def write_comparison(comparison: Comparison, out: Path) -> list[Path]:
             "Comparison of runs",
             [
                 page.lead(_lead(comparison)),
-                page.terms([("note", line) for line in comparison.notes]),
+                page.terms([("note", printable(line)) for line in comparison.notes]),
                 page.tables(_tables_of_page(comparison, tests)),
                 page.pictures(drawn, captions),
             ],

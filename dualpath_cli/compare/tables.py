@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from math import nan
 from typing import Any
 
-from dualpath_cli.base.output import amount
+from dualpath_cli.base.output import amount, printable
 from dualpath_cli.compare.configurations import Configuration, Group
 from dualpath_cli.compare.differences import (
     SAME,
@@ -392,7 +392,7 @@ def records_of_runs(groups: Sequence[Group]) -> list[dict[str, Any]]:
             "set": name,
             "bits_per_byte": run.scores[name],
             "tokens_per_second": run.tokens_per_second,
-            "run": str(run.folder),
+            "run": printable(str(run.folder)),
         }
         for group in groups
         for c in group.configurations

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dualpath_cli.base.files import replacing
+from dualpath_cli.base.output import printable
 from dualpath_cli.report.figures import (
     DEEP,
     MUTED,
@@ -46,7 +47,8 @@ def draw(run: Path) -> Path:
         ax.xaxis.set_major_formatter(EngFormatter(sep=""))
         plain(ax)
         draw_by_title[title](ax, tables)
-    figure.suptitle("/".join(run.resolve().parts[-2:]), fontsize=10)
+    recipe_and_name = printable("/".join(run.resolve().parts[-2:]))
+    figure.suptitle(recipe_and_name, fontsize=10)
 
     target = run / "curve.png"
     with replacing(target) as partial, any_glyph():

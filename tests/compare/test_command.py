@@ -2,6 +2,7 @@
 configuration's runs."""
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -102,6 +103,19 @@ def test_a_sweep_is_compared_in_a_folder_of_its_own(tmp_path, capsys, undrawn):
         assert float(row["difference"]) == pytest.approx(
             mean[row["configuration"]] - mean["wide"]
         )
+
+
+def test_folders_whose_names_are_not_utf8_are_written_with_escapes(tmp_path, undrawn):
+    sweep = write_sweep(tmp_path / os.fsdecode(b"caf\xe9"), CELLS[:2])
+    scores = {"novels": 2, "peps": 2}
+    unfinished = sweep / "runs/a50_k4/seed_0"
+    write_run(unfinished, model_of("dual", 4), scores, cell="a50_k4", steps=10)
+    assert main(["compare", str(sweep)]) == 0
+    escaped = r"caf\udce9/runs"
+    rows = read_csv(sweep / "comparison/runs.csv")
+    assert all(escaped in row["run"] for row in rows)
+    page = (sweep / "comparison/index.html").read_text()
+    assert f"{escaped}/a50_k4/seed_0: left out, unfinished" in page
 
 
 def test_runs_that_a_sweep_has_planned_and_that_are_missing_are_named_before_the_tables(

@@ -9,7 +9,7 @@ import numpy as np
 from rich.console import Console
 
 from dualpath_cli.base.files import write_text
-from dualpath_cli.base.output import amount
+from dualpath_cli.base.output import amount, printable
 from dualpath_cli.data.tokenizer import TOKENIZER, Tokenizer
 from dualpath_cli.recipe.settings import ValidationSet
 from dualpath_cli.report import bootstrap
@@ -206,8 +206,8 @@ def _means_row(name: str, summary: Summary, places: Sequence[int]) -> list[Any]:
 
 
 def _title(launch: RunLaunch) -> str:
-    recipe_and_name = launch.folder.resolve().parts[-2:]
-    return f"{'/'.join(recipe_and_name)}, step {launch.run.step:,}"
+    recipe_and_name = printable("/".join(launch.folder.resolve().parts[-2:]))
+    return f"{recipe_and_name}, step {launch.run.step:,}"
 
 
 def page_facts(report: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -239,7 +239,7 @@ def page_facts(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     for name, source in report["sources"].items():
         size = f"{source['tokens']:,} tokens in "
         size += amount("sequences", source["sequences"])
-        text = ValidationSet(source["path"], source["field"]).public_name
+        text = printable(ValidationSet(source["path"], source["field"]).public_name)
         facts.append((name, f"{text}, sha256 {source['sha256']}, {size}"))
 
     return facts
