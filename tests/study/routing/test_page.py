@@ -316,17 +316,24 @@ def table(tab, selector: str) -> list[list[str]]:
     return tab.locator(f"{selector} table").evaluate(rows)
 
 
-@pytest.mark.parametrize(("layers", "loops"), [(4, 4), (16, 4), (16, 2)])
-def test_a_token_takes_about_what_is_reckoned_with(layers, loops, tmp_path):
+@pytest.mark.parametrize(
+    ("layers", "loops", "chosen"), [(4, 4, 0), (16, 4, 0), (16, 2, 0), (16, 4, 8)]
+)
+def test_a_token_takes_about_what_is_reckoned_with(layers, loops, chosen, tmp_path):
     """Random numbers take more than real ones."""
+    draw = np.random.default_rng(0)
     path, sizes = tmp_path / "p.html", []
     for tokens in (1, 256):
         each = example([f" {n}" for n in range(tokens)], layers=layers, loops=loops)
+        if chosen:
+            experts = draw.random((tokens, layers, 64)).argsort(-1)[..., :chosen]
+            weights = draw.dirichlet(np.ones(chosen), (tokens, layers))
+            own = {"experts": experts, "expert_weights": weights}
+            each = each._replace(values=each.values | own)
         write_page(path, "t", [], range(layers), model([each], "abcde"), VALUES)
         sizes.append(path.stat().st_size)
-    reckoned = page.MOST_BYTES / page.tokens_with_room(
-        1, layers, loops, 5 * (layers + 1)
-    )
+    room = page.tokens_with_room(1, layers, loops, 5 * (layers + 1), chosen=chosen)
+    reckoned = page.MOST_BYTES / room
     assert 0.8 < (sizes[1] - sizes[0]) / 255 / reckoned < 2
 
 

@@ -47,16 +47,23 @@ def numbers(values: npt.NDArray[Any], form: str) -> str:
 
 
 def tokens_with_room(
-    sequences: int, layers: int, loops: int, forced: int, repetitions: int = 0
+    sequences: int,
+    layers: int,
+    loops: int,
+    forced: int,
+    repetitions: int = 0,
+    chosen: int = 0,
 ) -> int:
     """How many first tokens of each sequence a page of `MOST_BYTES` has room for.
 
-    The passes of the page read no more. `forced` is the number of costs of a token.
+    The passes of the page read no more. `forced` is the number of costs of a token,
+    `chosen` that of its experts in a layer.
     """
     # Bytes of a token: measured on real texts, the largest of these.
     read_outs = (layers + 1) * (11.5 + 4.8 * loops) + 4.8 * repetitions
     predictions = layers * (loops + 3) * 4.7
-    token = 8 + read_outs + predictions + 1.1 * forced
+    experts = 3.4 * layers * chosen  # on drawn choices of 8 of 256
+    token = 8 + read_outs + predictions + 1.1 * forced + experts
     return int(MOST_BYTES / (1.25 * sequences * token))
 
 

@@ -36,6 +36,7 @@ from dualpath_cli.study.routing.page import tokens_with_room
 from dualpath_cli.study.routing.page.examples import details_of
 from dualpath_cli.study.routing.readouts import (
     core_repetitions,
+    experts_by_place,
     gated_places,
     is_text,
     most_steps,
@@ -69,8 +70,9 @@ def page_passes(
     places = len(gated_places(config))
     in_all_layers = [change for change in changes if change.layers is None]
     forced = len(in_all_layers) * (1 + places)
+    chosen = config.top_k if any(experts_by_place(config)) else 0
     room = tokens_with_room(
-        shown, places, most_steps(config), forced, core_repetitions(config)
+        shown, places, most_steps(config), forced, core_repetitions(config), chosen
     )
     if not room:
         raise UserError(
