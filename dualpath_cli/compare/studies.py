@@ -325,7 +325,7 @@ def table_of_classes(rows: Sequence[Record]) -> Table:
 def table_of_scores(rows: Sequence[Record]) -> Table:
     """A row a score, with the mean over seeds of each configuration of a group."""
     names = list(dict.fromkeys(row["configuration"] for row in rows))
-    columns = [Column("benchmark"), Column("by")]
+    columns = [Column("benchmark"), Column("metric")]
     columns += [Column("documents", ","), Column("window", ","), Column("precision")]
     columns += [Column(name, with_error(".4f")) for name in names]
 

@@ -306,7 +306,7 @@ def score_table(model: Mapping[str, Any], report: Report) -> Table:
     benchmarks = benchmarks_in(report)
     columns = [
         Column("benchmark"),
-        Column("by"),
+        Column("metric"),
         Column("documents", ","),
         Column("accuracy", with_error(".4f")),
         Column("bits/byte", with_error(".4f")),

@@ -244,7 +244,7 @@ def depth_tables(
     ordered = in_order(depths)
     others = [depth for depth in ordered if not depth.is_own]
     (own,) = (depth for depth in depths if depth.is_own)
-    labels = [Column("benchmark"), Column("by"), Column("documents", ",")]
+    labels = [Column("benchmark"), Column("metric"), Column("documents", ",")]
     score_columns = [Column(depth.heading, ".4f") for depth in ordered]
     difference_columns = [Column(d.name, with_interval("+.3f")) for d in others]
 

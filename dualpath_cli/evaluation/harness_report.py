@@ -65,7 +65,7 @@ def harness_table(model: Mapping[str, Any], report: Report) -> Table:
     """A row for each score of the harness's tasks."""
     columns: Columns[HarnessScore] = [
         (Column("task"), lambda score: f"{HARNESS}:{score.task}"),
-        (Column("by"), lambda score: score.name),
+        (Column("metric"), lambda score: score.name),
         (Column("examples", ""), lambda score: score.shots),
         (Column("documents", ","), lambda score: score.documents),
         (Column("score", with_error(".4f")), lambda score: (score.value, score.error)),

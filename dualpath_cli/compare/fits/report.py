@@ -183,21 +183,21 @@ def _table_of_runs(fits: Sequence[ScalingFit]) -> Table:
         Column("family"),
         Column("configurations", "d"),
         Column("runs", "d"),
-        Column("times", _times_words),
+        Column("times applied", _times_words),
         Column("M params", interval(".3g")),
         Column("M tokens", interval(".3g")),
         Column("training FLOPs", interval(".2g")),
-        Column("off", ".2%"),
+        Column("RMS error", ".2%"),
         Column("rollout", _rollout_words),
     ]
     rows = [_row_of_runs(fit) for fit in fits]
     caption = (
-        "times: the most that a pass applies a parameter; off: root mean square of the "
+        "times applied: of the parameter that a pass repeats most; RMS error: of the "
         "log of fitted / measured; rollout: a law fitted to runs below half of the "
         "largest FLOPs, its predicted minus measured bits per byte on the others, mean "
         "and largest (without sign)"
     )
-    return Table(columns, rows, "scaling laws: what they rest on", caption)
+    return Table(columns, rows, "scaling laws: runs and errors", caption)
 
 
 def _row_of_runs(fit: ScalingFit) -> list[Any]:
@@ -237,7 +237,7 @@ def _table_of_multipliers(rows: Sequence[Multiplier]) -> Table:
     columns = [
         Column("models"),
         Column("budget", ".2g"),
-        Column("largest\nbudgets", "g"),
+        Column("budget\n/ largest", "g"),
         Column("multiplier", _multiplier_words),
         Column("95 % interval", lambda ends: " to ".join(map(_multiplier_words, ends))),
     ]
@@ -246,9 +246,9 @@ def _table_of_multipliers(rows: Sequence[Multiplier]) -> Table:
         for row in rows
     ]
     caption = (
-        f"multiplier: compute that {rows[0].over} needs for the same loss, over what "
-        "the models need, each at the N and D that its law makes best; budget: "
-        "training FLOPs, of a token in proportion to N"
+        f"multiplier: training FLOPs that {rows[0].over} needs for the same loss, "
+        "divided by those that the models need, each at its law's optimal N and D; "
+        "budget: training FLOPs, proportional to N per token"
     )
     return Table(columns, shown, f"compute multipliers over {rows[0].over}", caption)
 

@@ -127,13 +127,13 @@ def plan_table(rows: Sequence[ConfigurationCost], jobs: int) -> Table:
     columns: Columns[ConfigurationCost] = [
         (Column("configuration"), lambda row: row.configuration),
         (Column("parameters", "{:.2f}M".format), lambda row: row.parameters / 1e6),
-        (Column("of wide", ".2f"), lambda row: row.relative),
+        (Column("params\n/wide", ".2f"), lambda row: row.relative),
         (Column("linear M", ".3f"), lambda row: row.linear_flops / 1e6),
         (Column("total M", ".3f"), lambda row: row.total_flops / 1e6),
         (Column("FLOPs / budget", ".4f"), lambda row: row.spent),
         (Column("tokens", count_text), lambda row: row.tokens),
         (Column("runs", "d"), lambda row: row.seeds),
-        (Column("each", hours_text), lambda row: row.hours),
+        (Column("time a run", hours_text), lambda row: row.hours),
     ]
     if len({row.budget for row in rows}) > 1:
         columns.insert(1, (Column("budget"), lambda row: format_size(row.budget)))

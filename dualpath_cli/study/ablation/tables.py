@@ -36,7 +36,7 @@ def source_table(
     shows_compute = results[-1].suite in SHORTER
     shows_core = shows_compute and core_loops is not None
     if shows_compute:
-        columns += [Column(name, ".2f") for name in ("loops", "run", "passes")]
+        columns += [Column(name, ".2f") for name in ("loops", "loops run", "passes")]
     if shows_core:
         columns += [Column(name, ".2f") for name in ("R", "R run")]
 
@@ -101,7 +101,7 @@ def exit_table(title: str, results: Sequence[Result]) -> Table:
         Column("loss", ".4f"),
         Column("difference", "+.4f"),
         Column("95 % interval", interval("+.4f")),
-        Column("over exit", "+.4f"),
+        Column("minus exit", "+.4f"),
         Column("95 % interval", interval("+.4f")),
     ]
     rows: list[list[Any]] = []
