@@ -206,7 +206,7 @@ def _means_row(name: str, summary: Summary, places: Sequence[int]) -> list[Any]:
 
 
 def _title(launch: RunLaunch) -> str:
-    recipe_and_name = printable("/".join(launch.folder.resolve().parts[-2:]))
+    recipe_and_name = "/".join(launch.folder.resolve().parts[-2:])
     return f"{recipe_and_name}, step {launch.run.step:,}"
 
 

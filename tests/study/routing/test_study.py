@@ -2,7 +2,6 @@
 mistakes."""
 
 import json
-import os
 import re
 from itertools import pairwise
 from pathlib import Path
@@ -228,13 +227,6 @@ def test_the_page_of_routing_names_every_column_and_every_class(whole):
         assert f"`{column}`" in named
     for name, upos in CLASSES.items():
         assert f"| `{name}` | {', '.join(upos)} |\n" in page
-
-
-def test_a_run_whose_folder_is_not_utf8_is_named_with_escapes(run, tmp_path):
-    strange = run.rename(run.with_name(os.fsdecode(b"caf\xe9")))
-    words = ["--tagger", "none", "--no_costs", "--sequences", "1"]
-    out = routing(strange, *words, "--out", str(tmp_path / "out"))
-    assert r"tiny/caf\udce9, step 6" in (out / "index.html").read_text()
 
 
 def test_without_a_tagger_there_are_no_parts_of_speech(
