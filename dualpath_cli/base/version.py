@@ -7,6 +7,7 @@ import importlib.metadata
 import platform
 import subprocess
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,18 +61,16 @@ def _git_commit() -> str | None:
 
     None outside of a checkout.
     """
-
-    def git(*arguments: str) -> str:
-        command = ["git", "-C", str(Path(__file__).parent), *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        return done.stdout.strip()
-
+    file = Path(__file__)
+    run = partial(
+        subprocess.run, cwd=file.parent, capture_output=True, text=True, check=True
+    )
     try:
         # Fails where the package is installed inside of another repository.
-        git("ls-files", "--error-unmatch", Path(__file__).name)
+        run(["git", "ls-files", "--error-unmatch", file.name])
 
-        commit = git("rev-parse", "HEAD")
-        has_changes = bool(git("status", "--porcelain"))
+        commit = run(["git", "rev-parse", "HEAD"]).stdout.strip()
+        has_changes = bool(run(["git", "status", "--porcelain"]).stdout)
     except (OSError, subprocess.CalledProcessError):
         return None
 
