@@ -123,8 +123,8 @@ def key_of(row: dict[str, Any]) -> tuple[str, ...]:
 def keep(study: Study, folder: Path) -> None:
     """Writes the table and the archive anew, of all runs in the folder.
 
-    Raises SystemExit if the folder lacks runs that were kept, of which the archive
-    would lose the files.
+    Raises SystemExit if the folder lacks runs of the table, of which the archive would
+    lose the files.
     """
     known = {key_of(row): row for row in read(study.table)}
     found, here = dict(rows_of(folder, study.last)), cpu()
@@ -133,7 +133,8 @@ def keep(study: Study, folder: Path) -> None:
     if missing or not found:
         raise SystemExit(
             f"{folder} has {len(found)} runs, and lacks {len(missing)} of those in "
-            f"{study.archive}; restore them there first"
+            f"{study.archive}; restore them there first, or delete the rows of those "
+            "that the page says leave"
         )
     anew = 0
     for row in found.values():

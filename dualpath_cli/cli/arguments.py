@@ -88,7 +88,9 @@ class Arguments:
             # A list is appended to that of the recipe, or to the default one.
             key = option.strip("-+")
             if option.endswith("+") and key in parser.options():
-                base = merge(nested(key, parser.get_default(key)), base)
+                default = parser.get_default(key)
+                if isinstance(default, list):
+                    base = merge(nested(key, default), base)
 
         parser.arguments = self.texts
         self._note_repeated(parser)

@@ -407,15 +407,20 @@ def _names(runs: Sequence[TrainedRun]) -> list[str]:
 
 
 def different_keys(one: TrainedRun, other: TrainedRun) -> set[str]:
-    """The keys in which two runs differ, of those that have an effect on both."""
-    both = (one.settings, other.settings)
+    """The keys in which two runs differ: those that have an effect on both, if there
+    are any."""
     keys = one.key_values.keys() | other.key_values.keys()
-    return {
-        key
-        for key in keys
-        if one.key_values.get(key) != other.key_values.get(key)
-        and all(has_effect(key, each.model, each.run) for each in both)
+    differing = {
+        key for key in keys if one.key_values.get(key) != other.key_values.get(key)
     }
+
+    both = (one.settings, other.settings)
+    shared = {
+        key
+        for key in differing
+        if all(has_effect(key, each.model, each.run) for each in both)
+    }
+    return shared or differing
 
 
 def word_of(run: TrainedRun, key: str) -> str:

@@ -391,7 +391,8 @@ def _notes(description: Description) -> list[str]:
         raised = {name: getattr(description.config, name) for name in exact}
         notes += [
             f"Above its share: {name} is raised to {raised[name]}, the smallest "
-            f"multiple; the exact effective width is {float(exact[name] or 0):.1f}."
+            "multiple with a channel; the exact effective width is "
+            f"{float(exact[name] or 0):.1f}."
             for name in description.clamped
         ]
 

@@ -1,6 +1,7 @@
 """Private parts of argparse and jsonargparse, a function each, with its reason.
 
-Torch-free. A change of theirs shows in `tests/cli/options.txt`.
+Torch-free. A change of theirs shows in `tests/cli/options.txt`, or in the numbers of
+`tests/cli/test_arguments.py`.
 """
 
 from argparse import Action, ArgumentParser

@@ -51,7 +51,8 @@ def ending_of(
     None for an error that has its message already, or is a defect. Why numbers went
     wrong is also written into the run folder.
     """
-    if _ran_out_of_memory(error):
+    has_message = isinstance(error, RunFailed | UserError)
+    if not has_message and _ran_out_of_memory(error):
         in_validation = "validation_step" in _functions(error)
         return _out_of_memory(session, in_validation)
     if isinstance(error, StopTraining):

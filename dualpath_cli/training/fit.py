@@ -66,15 +66,18 @@ def fit(session: Session[TrainingLaunch]) -> None:
     lock = exclusive(launch.folder / FIT, launch.folder, way_out)
     with lock if trainer.is_global_zero else nullcontext():
         _check_untouched(launch)
-        if trainer.is_global_zero:
-            _begin_folder(session, must_match)
-
         lacks_validation = launch.step is not None and launch.step >= run.steps
-        if not (lacks_validation or no_graph_because):
-            session.module.graph = graph_of(session.module, parts=accumulate)
+        if not lacks_validation:
+            if trainer.is_global_zero:
+                _begin_folder(session, must_match)
+            if not no_graph_because:
+                session.module.graph = graph_of(session.module, parts=accumulate)
         try:
             if lacks_validation:
                 _validate_last_step(session)
+                # Only now: until the sets are scored, the run has its earlier ones.
+                if trainer.is_global_zero:
+                    _begin_folder(session, must_match)
             else:
                 _train(session)
         except BaseException as error:
@@ -89,6 +92,8 @@ def _validate_last_step(session: Session[TrainingLaunch]) -> None:
     """Validates a run that has made all its steps, and lacks only this."""
     launch = session.launch
     assert launch.step is not None
+    if session.trainer.is_global_zero:
+        begin_wandb(session.trainer, launch.folder)
     for callback in session.trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, MetricsLog):
             callback.step = launch.step

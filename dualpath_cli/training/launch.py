@@ -29,6 +29,7 @@ from dualpath_cli.run.run_folder import (
     complete_checkpoints,
     newest_checkpoint,
     read_run,
+    settings_of_parts,
     step_of,
 )
 from dualpath_cli.run.tables import check_tables, is_validated
@@ -86,13 +87,19 @@ class TrainingLaunch(CheckedRecipe):
 
     @property
     def is_finished(self) -> bool:
-        """Whether all steps are done, and the last one is validated."""
+        """Whether all steps are done, and the last one is scored on these sets."""
         if self.starts_from is None or self.trunk is not None:
             return False
         step = self.starts_from.step
         if step < self.settings.run.steps:
             return False
-        return is_validated(self.folder, step, self.settings.data.val)
+
+        # `compare` takes the sets of the newest part.
+        first = settings_from(self.starts_from.recipe)
+        *_, newest = settings_of_parts(self.folder, first).values()
+        data = self.settings.data
+        scored_last = newest.data.validation_sets == data.validation_sets
+        return scored_last and is_validated(self.folder, step, data.val)
 
 
 @dataclass(frozen=True)

@@ -88,7 +88,8 @@ class Ranks(internals.launcher_class()):  # type: ignore[misc]
         try:
             return function(*args, **named)
         except Exception:
-            internals.leave_other_ranks()
+            if ranks > 1:
+                internals.leave_other_ranks()
             raise
 
     def kill(self, signum: int) -> None:

@@ -295,6 +295,8 @@ class MetricsLog(Callback):
             self.status = _status(row)
 
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
+        # A callback that ended the run sees what it saw then, and ends it again.
+        self.validated = None
         if trainer.is_global_zero:
             self.progress.stop(last_line=True)
 

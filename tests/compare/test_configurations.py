@@ -203,6 +203,20 @@ def test_a_key_of_loops_that_only_steps_run_tells_configurations_apart(
         assert len(group.configurations) == count
 
 
+def test_configurations_that_differ_only_in_the_loops_of_steps_have_two_names(
+    tmp_path,
+):
+    """The draws, and all that they change, have no effect on the one without."""
+    model = model_of("dual", 1) | {"combination": "mean"}
+    for seed, drawn in enumerate([None, [1, 4]]):
+        run = {"train_loops": drawn}
+        folder = tmp_path / f"sweep_{seed}" / "runs"
+        write_run(folder, model, SCORES, cell="same", seed=seed, run=run)
+    (group,) = groups_of(all_of(tmp_path))
+    one, other = group.configurations
+    assert one.name != other.name
+
+
 @pytest.mark.parametrize(
     ("short", "name"), [(32, "32-true"), (64, "64-true"), ("bf16", "bf16-mixed")]
 )

@@ -71,7 +71,7 @@ def test_a_model_without_a_loop_and_depths_in_two_options_are_one_line(trained, 
     )
     dual = trained(**LONG)
     words = ("--loops", "1", "2", "--intervention", "K=3")
-    assert "is set twice" in said("evaluate", "--ckpt_path", dual, *words)
+    assert "is given twice" in said("evaluate", "--ckpt_path", dual, *words)
     assert "no core" in said(
         "evaluate", "--ckpt_path", dual, "--loops", "1", "2", "--intervention", "R=3"
     )

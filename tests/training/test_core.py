@@ -185,7 +185,7 @@ def test_own_sublayers_of_steps_move_when_the_schedule_reaches_them(fit):
         (
             CORE,
             {"loop_schedule": [[0, 1], [0.5, 2]]},
-            "but model.core_loops=3 is validated",
+            "but validation uses model.core_loops=3",
         ),
     ],
 )

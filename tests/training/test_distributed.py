@@ -493,6 +493,7 @@ def fail_as_a_rank(log: Path) -> None:
     strategy = DDPStrategy(parallel_devices=[device])
     strategy.cluster_environment = LightningEnvironment()
     launcher = Ranks(strategy, "fit", timedelta(minutes=1), lambda: "")
+    launcher.num_nodes = 2
     with pytest.raises(OSError, match="the disk is full"):
         launcher.launch(fail_for_want_of_room)
     atexit._run_exitfuncs()

@@ -280,15 +280,19 @@ def test_a_signal_in_a_validation_that_makes_up_for_the_last_one_loses_nothing(
     assert curve_of.is_file()
 
 
-@pytest.mark.parametrize(("where", "step"), [(STEP, 3), (VALIDATION, 4)])
+@pytest.mark.parametrize(
+    ("where", "step", "save_every"), [(STEP, 3, 2), (VALIDATION, 4, 2), (STEP, 3, 5)]
+)
 def test_a_killed_run_ends_where_early_stopping_would_have_ended_it(
-    where, step, trained, tmp_path
+    where, step, save_every, trained, tmp_path
 ):
-    """Each checkpoint is older than the validation of its step."""
+    """A checkpoint is older than its step's validation, but for one that ends a run."""
     patience = {"monitor": "val/held_out/loss", "patience": 1, "min_delta": 9.0}
     callback = {"class_path": "lightning.pytorch.callbacks.EarlyStopping"}
     callback["init_args"] = patience
-    whole = trained(run={**RUN, "save_every": 2}, trainer={"callbacks": callback})
+    whole = trained(
+        run={**RUN, "save_every": save_every}, trainer={"callbacks": callback}
+    )
     assert step_of(newest_checkpoint(whole)) == 4
 
     words = ["fit", "--config", str(tmp_path / "recipe.yaml"), "--run.name", "stopped"]

@@ -77,11 +77,17 @@ def _variants(cells: Sequence[SweepCell], design: Design) -> list[Variant]:
             continue  # its widths were solved for another value
 
         model = _model_of(cell, values, design.recipe)
-        own = {
-            key: value
-            for key, value in values.items()
-            if has_effect(key, model) and key.removeprefix("model.") not in cell.model
-        }
+        own = {}
+        for key, value in values.items():
+            if not has_effect(key, model) or key.removeprefix("model.") in cell.model:
+                continue
+            if isinstance(value, Mapping):
+                values_of_key = design.varied[key]
+                mappings = [each for each in values_of_key if isinstance(each, Mapping)]
+                if not any(_with_effect(key, each, model) for each in mappings):
+                    continue
+                value = _with_effect(key, value, model)
+            own[key] = value
         variant = Variant(_with_experts(replace(cell, shape={}), model), own)
         # By its text: True equals 1, but is another setting.
         found.setdefault(repr(variant), variant)
@@ -93,6 +99,18 @@ def _variants(cells: Sequence[SweepCell], design: Design) -> list[Variant]:
                 f"{times} configurations would have the name '{name}'; leave some out"
             )
     return variants
+
+
+def _with_effect(
+    key: str, value: Mapping[str, Any], model: ModelConfig
+) -> dict[str, Any]:
+    """The entries of a mapping, such as `gate` of `optim.lr_scale`, that have an
+    effect."""
+    return {
+        entry: part
+        for entry, part in value.items()
+        if has_effect(f"{key}.{entry}", model)
+    }
 
 
 def _planned_run(

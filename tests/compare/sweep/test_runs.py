@@ -180,6 +180,11 @@ NAMES = {
             for untied in ("false", "true")
         ),
     ],
+    "optim.lr_scale={gate: 0.5},{}; --controls=wide": [
+        "wide",
+        "a50_k2-lr_scale_gate_0.5",
+        "a50_k2-lr_scale_",
+    ],
     "optim.lr_scale={hidden: 2},{}; optim.base_width=16,32; --controls=wide": [
         f"{cell}-lr_scale_{scale}-base_width_{width}"
         for cell in ("wide", "a50_k2")
