@@ -94,10 +94,14 @@ class TrainingLaunch(CheckedRecipe):
         if step < self.settings.run.steps:
             return False
 
+        # Without sets there is nothing to score, and the run keeps those that it has.
+        data = self.settings.data
+        if not data.val:
+            return True
+
         # `compare` takes the sets of the newest part.
         first = settings_from(self.starts_from.recipe)
         *_, newest = settings_of_parts(self.folder, first).values()
-        data = self.settings.data
         scored_last = newest.data.validation_sets == data.validation_sets
         return scored_last and is_validated(self.folder, step, data.val)
 

@@ -401,6 +401,8 @@ def test_a_finished_run_is_scored_on_a_set_that_it_gets_later(trained, texts, tm
     with pytest.raises(UserError, match="has no validation set to compare"):
         read_trained_run(run)
     assert main([*words, f"{{later: {texts / 'val.jsonl'}}}"]) == 0
+    # Without sets the command has nothing to do, and takes none away.
+    assert main([*words, "{}"]) == 0
     scored = read_trained_run(run)
     assert isinstance(scored, TrainedRun)
     assert scored.scores.keys() == {AGGREGATE, "later"}
