@@ -1,6 +1,7 @@
 """`dualpath compare --fit` as a user sees it: tables, files, notes, and refusals."""
 
 import re
+import shlex
 import tarfile
 from pathlib import Path
 
@@ -11,8 +12,10 @@ from dualpath_cli.compare.configurations import group_runs
 from dualpath_cli.compare.finished import read_finished_runs
 from dualpath_cli.compare.fits.law import NAMES
 from dualpath_cli.compare.fits.report import ScalingLaws
+from dualpath_cli.compare.sweep import command
 from dualpath_cli.run.tables import read_csv
 from tests.compare.fits.law_runs import write_law_runs
+from tests.compare.sweep.conftest import no_data
 
 DOCS = Path(__file__).parents[3] / "docs"
 
@@ -121,3 +124,20 @@ def test_the_page_shows_the_laws_of_made_runs_and_why_the_kept_runs_have_none(
         archive.extractall(tmp_path, filter="data")
     assert main(["compare", str(tmp_path / "fits"), "--fit", "non_embedding"]) == 2
     assert capsys.readouterr().err.strip() in page
+
+
+def test_the_commands_of_the_page_train_the_runs_that_are_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(command, "to_train", no_data)
+    monkeypatch.chdir(tmp_path)
+    Path("docs").symlink_to(DOCS)
+    page = (DOCS / "compare.md").read_text(encoding="utf-8").replace("\\\n", " ")
+    sweep = re.search(r"dualpath (sweep --config docs/study/fits.yaml .*)", page)
+    assert main(shlex.split(sweep[1], comments=True)) == 0
+
+    patterns = re.search(r"for recipe in (.*); do", page)[1].split()
+    trained = [path.stem for pattern in patterns for path in Path().glob(pattern)]
+    with tarfile.open(DOCS / "study" / "fits.tar.xz") as archive:
+        folders = {name.rpartition("/")[0] for name in archive.getnames()}
+    kept = ["-".join(folder.split("/")[2:]) for folder in folders]
+    assert sorted(trained) == sorted(kept)
+    assert len(kept) == 36
