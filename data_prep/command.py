@@ -180,7 +180,7 @@ def _prepare(settings: PreparationSettings, options: Prepare) -> None:
 
     if settings.duplicates == "near" and not find_spec("datasketch"):
         raise UserError(
-            "--duplicates near needs datasketch: pip install 'dualpath[near]'"
+            "--duplicates near needs datasketch: in the clone, pip install '.[near]'"
         )
     evaluations = None
     if settings.decontaminate:

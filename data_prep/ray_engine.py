@@ -39,7 +39,7 @@ def ray_engine(
     try:
         import ray
     except ImportError:
-        raise UserError("--ray needs Ray: pip install 'dualpath[ray]'") from None
+        raise UserError("--ray needs Ray: in the clone, pip install '.[ray]'") from None
 
     own_handler = signal.getsignal(signal.SIGTERM)
     try:

@@ -143,7 +143,7 @@ def _s3(url: str, attempts: int = 3) -> Iterator[tuple[Any, str]]:
         from s3fs.core import S3_RETRYABLE_ERRORS
     except ImportError:
         raise UserError(
-            "s3:// locations need the package s3fs: pip install 'dualpath[s3]'"
+            "s3:// locations need the package s3fs: in the clone, pip install '.[s3]'"
         ) from None
 
     config = {

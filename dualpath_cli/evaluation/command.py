@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, kw_only=True)
 class Evaluate(DeviceOptions, OwnClasses, Overrides):
     """Scores a model on multiple choice, worked answers and texts, rendered as in
-    OLMES: accuracies and bits per byte. Needs dualpath[eval].
+    OLMES: accuracies and bits per byte. Needs the extra eval.
 
     Texts get rolling_bpb: each window starts after the preceding token; in validate it
     starts after end-of-text. With several --loops all is scored at each depth, on the
@@ -180,7 +180,9 @@ class Evaluate(DeviceOptions, OwnClasses, Overrides):
             )
 
         if importlib.util.find_spec("lm_eval") is None:
-            raise UserError("evaluate needs lm_eval: pip install 'dualpath[eval]'")
+            raise UserError(
+                "evaluate needs lm_eval: in the clone, pip install '.[eval]'"
+            )
         return found
 
     def folder(self, trained: Trained | None) -> Path:

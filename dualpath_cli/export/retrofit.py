@@ -187,7 +187,7 @@ def _open(options: Retrofit, folder: Path, gguf: str | None) -> "Pretrained":
         from dualpath_cli.export.hf.pretrained import Pretrained
     except ImportError as error:
         raise UserError(
-            f"retrofit needs {error.name}: pip install 'dualpath[retrofit]'"
+            f"retrofit needs {error.name}: in the clone, pip install '.[retrofit]'"
         ) from None
 
     return Pretrained(files)

@@ -225,7 +225,7 @@ def check_pipeline(pipeline: str) -> None:
     either."""
     if find_spec("spacy") is None:
         raise UserError(
-            "parts of speech need the package spacy: pip install 'dualpath[pos]'"
+            "parts of speech need the package spacy: in the clone, pip install '.[pos]'"
         )
 
     is_installed = pipeline.isidentifier() and find_spec(pipeline) is not None

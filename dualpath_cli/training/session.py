@@ -291,7 +291,7 @@ def loggers(settings: Settings, folder: Path, begins_at: int) -> list[Logger]:
     if run.wandb:
         if not is_installed("wandb"):
             raise UserError(
-                "run.wandb needs the package wandb: pip install 'dualpath[wandb]'"
+                "run.wandb needs wandb: in the clone, pip install '.[wandb]'"
             )
         kept_id = folder / WANDB_ID
         id_ = read_text(kept_id).strip() if kept_id.exists() else secrets.token_hex(8)

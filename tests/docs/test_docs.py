@@ -47,6 +47,12 @@ def test_every_link_inside_the_repository_leads_somewhere(page):
         assert not anchor or anchor in anchors(target), link
 
 
+def test_extras_are_installed_from_the_clone_as_no_release_is_on_an_index():
+    code = [*ROOT.glob("dualpath_cli/**/*.py"), *ROOT.glob("data_prep/**/*.py")]
+    for file in (*PAGES, *code):
+        assert "'dualpath[" not in file.read_text(encoding="utf-8"), file
+
+
 def test_every_test_that_a_page_names_exists():
     for page in (ROOT / "docs").glob("*.md"):
         for name in re.findall(

@@ -292,7 +292,7 @@ def test_a_missing_package_is_named_with_the_extra_that_has_it(
         "retrofit", "--pretrained", tmp_path / "model.gguf", "--out", tmp_path / "out"
     )
     assert "gguf" in error
-    assert error.endswith(": pip install 'dualpath[retrofit]'\n")
+    assert error.endswith(": in the clone, pip install '.[retrofit]'\n")
 
 
 def test_a_new_path_has_the_width_that_alpha_gives(pretrained, tmp_path):
