@@ -9,8 +9,7 @@ pass. `selective` keeps the outputs of matrix products and attention, and recomp
 else (in eager mode on a GPU not verified for FlexAttention). `full` keeps only
 the block's input.
 
-`trainer.strategy`; each reduces gradients once a step, with the step's last
-micro-batch:
+`trainer.strategy`; each reduces gradients with the last micro-batch of a step:
 
     single   one device
     ddp      each device holds all; gradients are all-reduced
