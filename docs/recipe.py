@@ -19,11 +19,11 @@ HEAD = """\
 # Every key of a recipe
 
 Written by `python docs/recipe.py` from the settings; `dualpath fit --help-recipe`
-prints the same. A recipe is a YAML file of these sections; `base: NAME` starts from
-another one. On a command line a key is `--SECTION.KEY VALUE`, with lists and mappings
-as in YAML. A size is a whole number from 1 to 10^18, also written 80M, 38.5B or 80e6. A
-path may begin with `~`; shell variables are not expanded. A key whose default is null
-accepts null. Where no type is named, the default shows the type.
+prints the same keys. A recipe is a YAML file of these sections; `base: NAME` starts
+from another one. On a command line a key is `--SECTION.KEY VALUE`, with lists and
+mappings as in YAML. A size is a whole number from 1 to 10^18, also written 80M, 38.5B
+or 80e6. A path may begin with `~`; shell variables are not expanded. A key whose
+default is null accepts null. Where no type is named, the default shows the type.
 """
 ELSEWHERE_HEAD = """
 ## Words of other trainers
