@@ -46,8 +46,7 @@ class Inspect:
     samples: int = 3
     """Documents to show, drawn uniformly over documents."""
     duplicates: int = 0
-    """Pairs to show whose texts were compared as near-duplicates, with how alike they
-    are."""
+    """Compared pairs of near-duplicate candidates to show, with their Jaccard index."""
     seed: int = 0
     """Seed of the draws."""
 
