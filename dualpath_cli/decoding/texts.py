@@ -147,8 +147,8 @@ def _generate(
             # finished texts stay.
             select: Select | None = decoder.select
             if options.compile:
-                filler = prompts[-1][:1]
-                prompts += [filler] * (largest_batch - len(prompts))
+                # A shorter prompt would be padded, which is another compilation.
+                prompts += prompts[-1:] * (largest_batch - len(prompts))
                 select = None
             new_tokens = generate_batch(
                 decoder.next_logits,

@@ -193,6 +193,24 @@ def test_a_smaller_last_batch_is_filled_up_where_passes_are_compiled(rows, monke
     )
 
 
+def test_texts_that_fill_up_a_batch_are_not_padded(rows, monkeypatch):
+    """Padded passes would be compiled again."""
+    generate_batch, unpadded = texts.generate_batch, []
+
+    def watched(next_logits: Any, *arguments: Any) -> Any:
+        def next_logits_of(ids_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
+            unpadded.append(bool(mask_BT.all()))
+            return next_logits(ids_BT, mask_BT)
+
+        return generate_batch(next_logits_of, *arguments)
+
+    monkeypatch.setattr(texts, "generate_batch", watched)
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda *_, **__: None)
+    words = "--prompt shell --num_samples 3 --batch_size 2 --max_new_tokens 3"
+    assert len(rows(*words.split(), "--compile")) == 3
+    assert all(unpadded)
+
+
 def test_drafts_need_a_loop_or_a_core_that_repeats():
     config = ModelConfig(
         n_layers=2, block="wide", d_ffn_wide=48, core=[0, 1], core_loops=2
