@@ -54,7 +54,7 @@ class GenerationStats:
     """Time, tokens and memory of the generation so far."""
 
     first_seconds: list[float] = field(default_factory=list)
-    """From the start of each batch to its first token: the time of its prompts."""
+    """From the start of each batch to its first token, without preparation."""
     # of all tokens after the first pass of each batch, without preparation
     later_seconds: float = 0.0
     preparing_seconds: float = 0.0  # spent on compiling and recording passes
@@ -169,31 +169,30 @@ def _timed(
     stats: GenerationStats,
 ) -> Pieces:
     """Adds a batch's tokens to its texts, and their time to `stats`."""
-    is_first = True
-    first_length = 0  # positions read by the first pass
+    first_length: int | None = None  # positions read by the first pass
     start = time.perf_counter()
     prepared = decoder.preparing_seconds
+
     for token in new_tokens:
-        seconds = time.perf_counter() - start
         preparing = decoder.preparing_seconds - prepared
-        text = batch[token.row]
-        if is_first:
+        seconds = time.perf_counter() - start - preparing
+        if first_length is None:
+            first_length = decoder.length
             stats.first_seconds.append(seconds)
             stats.cache_bytes = max(stats.cache_bytes, decoder.cache_bytes)
-            first_length = decoder.length
         elif decoder.length != first_length:
-            stats.later_seconds += seconds - preparing
+            stats.later_seconds += seconds
             stats.later_tokens += 1
         stats.preparing_seconds += preparing
         stats.tokens += 1
 
+        text = batch[token.row]
         text.text += token.text
         text.new_tokens += 1
         text.end = token.end
         yield text, token.text
 
         # The caller's time does not count.
-        is_first = False
         start = time.perf_counter()
         prepared = decoder.preparing_seconds
 

@@ -79,18 +79,24 @@ def test_one_text_is_streamed_and_its_speed_and_drafts_go_to_stderr(
 
 
 def test_the_speed_is_that_of_the_passes_after_the_first():
-    """The first one reads the prompt, and may keep a draft."""
+    """The first one reads the prompt, and may keep a draft.
+
+    Preparation, here of more time than has passed, counts in neither.
+    """
     decoder: Any = SimpleNamespace(preparing_seconds=0.0, cache_bytes=0, length=0)
 
     def tokens() -> Iterator[NewToken]:
         for length in (4, 4, 4, 7, 7):
             decoder.length = length
+            decoder.preparing_seconds += 5
             yield NewToken(0, 1, "a")
 
     stats = texts.GenerationStats()
     text = texts.GeneratedText("", [0], 1, 1)
     assert len(list(texts._timed(tokens(), [text], decoder, stats))) == 5
     assert (stats.tokens, stats.later_tokens) == (5, 2)
+    assert stats.preparing_seconds == 5 * 5
+    assert max(*stats.first_seconds, stats.later_seconds) < 0
 
 
 def test_several_texts_are_printed_whole_with_their_numbers(run, rows, capsys):
