@@ -234,10 +234,11 @@ class Cache:
             ValueError: if earlier passes had another intervention, whose steps may lack
                 the keys and values that this one needs.
         """
-        is_new = not self.layers or intervention != self.intervention
-        if is_new and not self.length:
-            self.intervention = intervention
-            self.open()
+        if self.length == 0:
+            # Emptied by `rewind`, a cache keeps its memory under the same intervention.
+            if not self.layers or intervention != self.intervention:
+                self.intervention = intervention
+                self.open()
             return
 
         is_draft = self.draft is not None and intervention == self.draft
