@@ -277,10 +277,15 @@ def _weights_of_awake(
     A token without steps has the same state in all steps, and the first gets weight 1.
     """
     weights = path.step_weights(states, step_indices[: len(states)])
-    zero_BT1 = torch.zeros_like(weights[0])
-    first, *others = [zero_BT1] * (len(states) - len(weights)) + weights
-    others = [torch.where(awake_BT1, weight, 0) for weight in others]
-    return [torch.where(awake_BT1, first, 1), *others]
+    # Combination `final` weighs only the last state; here each state has a weight.
+    missing = len(states) - len(weights)
+    weights = [torch.zeros_like(weights[0])] * missing + weights
+
+    of_asleep = [1.0] + [0.0] * (len(states) - 1)
+    return [
+        torch.where(awake_BT1, weight, asleep)
+        for weight, asleep in zip(weights, of_asleep, strict=True)
+    ]
 
 
 def only_some(
