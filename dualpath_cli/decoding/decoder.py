@@ -29,8 +29,9 @@ from dualpath_cli.spec.intervention import Intervention
 ROOM = 256
 """Static caches have a multiple of this many positions: each size is compiled and
 recorded."""
-GRAPHS = 64
-"""Most graphs of one module: one for each length of a pass, draft or not, and batch."""
+GRAPHS = 1 << 20
+"""Most graphs: one for each kind of layer, length of a pass, draft or not, and batch.
+Drafts may have 1,000 lengths, and beyond its limit torch.compile ends in an error."""
 OPTIONS = {"coordinate_descent_tuning": True, "deterministic": True}
 """Of torch.compile. On a GPU the first turns products with one token into sums, fused
 with the operations after them (464 instead of 377 tokens/s on an H200); with the second
@@ -286,7 +287,8 @@ def compile_for_decoding(model: DualPathLM, tokens_differ: bool) -> None:
     # It recommends TensorFloat32, which would round float32 models.
     warnings.filterwarnings("ignore", message=".*TensorFloat32 tensor cores.*")
     config = torch.compiler.config
-    config.recompile_limit = max(config.recompile_limit, GRAPHS)
+    config.recompile_limit = GRAPHS
+    config.accumulated_recompile_limit = GRAPHS
 
     if not tokens_differ:
         for block in model.blocks:

@@ -206,6 +206,24 @@ def test_a_position_more_is_no_graph_more(change):
     assert graphs[0] == graphs[1] <= (1 if change is None else 6)
 
 
+@pytest.mark.usefixtures("graphs_alone")
+def test_passes_of_any_number_of_lengths_are_compiled():
+    """As drafts are verified; torch's own limits would end them."""
+    limits = {"recompile_limit": 2, "accumulated_recompile_limit": 2}
+    config = small(n_layers=1, loops=1)
+    tokens = random_tokens(config, batch=1, length=11)
+    with torch._dynamo.config.patch(limits):
+        decoders = [
+            Decoder(with_weights(config), compiled=compiled)
+            for compiled in (False, True)
+        ]
+        for decoder in decoders:
+            decoder.begin(11)
+        for part in tokens.split([1, 1, 2, 3, 4], dim=1):
+            wanted, found = (decoder.logits(part) for decoder in decoders)
+            assert difference(found, wanted) <= OUTPUTS
+
+
 # Passes that are recorded once, and run again on tensors of fixed places
 
 
