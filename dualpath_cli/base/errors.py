@@ -124,6 +124,17 @@ def describe_system_error(error: OSError) -> tuple[int, str]:
     return 1, text
 
 
+def lacks_gpu_memory(error: BaseException | None) -> bool:
+    """Whether a GPU ran out of memory; an error of the end of a CUDA graph's record may
+    hide this."""
+    while error is not None:
+        # by name: commands that import no torch end here, too
+        if type(error).__name__ == "OutOfMemoryError":
+            return True
+        error = error.__context__
+    return False
+
+
 def content_fault(error: BaseException) -> str:
     """Returns the fault of a file's content in words."""
     if isinstance(error, KeyError):

@@ -17,6 +17,7 @@ from dualpath_cli.base.errors import (
     UserError,
     describe_system_error,
     did_you_mean,
+    lacks_gpu_memory,
 )
 from dualpath_cli.base.folders import claimed_folder
 from dualpath_cli.base.output import escape_unprintable, one_line, say, send_nowhere
@@ -141,12 +142,12 @@ def _failed(name: str, error: BaseException) -> int:
         case MemoryError():
             way_out = "take fewer or shorter texts, or a smaller model"
             return _end(name, 1, f"error: out of memory; {way_out}")
-        # torch's, which is not imported here
-        case RuntimeError() if type(error).__name__ == "OutOfMemoryError":
-            size = "--run.micro_batch" if COMMANDS[name].launch else "--batch-size"
-            return _end(
-                name, 1, f"failed: the GPU is out of memory; give a smaller {size}"
-            )
+        case RuntimeError() if lacks_gpu_memory(error):
+            options = "--batch-size, --precision bfloat16 or --device cpu"
+            if COMMANDS[name].launch:
+                options = "--run.micro_batch"
+            text = f"failed: the GPU is out of memory; give a smaller {options}"
+            return _end(name, 1, text)
         case Stopped():
             return _end(name, error.code, "" if error.quiet else error.text, sys.stdout)
         case SystemExit() | KeyboardInterrupt():  # SystemExit: Lightning ends so, too

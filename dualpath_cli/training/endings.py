@@ -8,12 +8,17 @@ from contextlib import suppress
 from traceback import walk_tb
 from types import FrameType
 
-import torch
 from lightning.fabric.plugins.environments import LightningEnvironment, SLURMEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback
 
-from dualpath_cli.base.errors import NumbersFailed, RunFailed, Stopped, UserError
+from dualpath_cli.base.errors import (
+    NumbersFailed,
+    RunFailed,
+    Stopped,
+    UserError,
+    lacks_gpu_memory,
+)
 from dualpath_cli.base.files import write_text
 from dualpath_cli.base.output import joined_lines
 from dualpath_cli.base.processes import Terminated
@@ -52,7 +57,7 @@ def ending_of(
     wrong is also written into the run folder.
     """
     has_message = isinstance(error, RunFailed | UserError)
-    if not has_message and _ran_out_of_memory(error):
+    if not has_message and lacks_gpu_memory(error):
         in_validation = "validation_step" in _functions(error)
         return _out_of_memory(session, in_validation)
     if isinstance(error, StopTraining):
@@ -79,16 +84,6 @@ def ending_of(
             or _refusal(session, error)
         )
     return None
-
-
-def _ran_out_of_memory(error: BaseException | None) -> bool:
-    """Whether a GPU ran out of memory; an error of the end of a CUDA graph's record may
-    hide this."""
-    while error is not None:
-        if isinstance(error, torch.OutOfMemoryError):
-            return True
-        error = error.__context__
-    return False
 
 
 def _out_of_memory(

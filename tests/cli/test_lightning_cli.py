@@ -212,19 +212,23 @@ def test_any_other_lack_of_room_is_one_line(
     assert line in error
 
 
+def without_room(*ignored: Any, **named: Any) -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+def without_room_for_a_record(*ignored: Any, **named: Any) -> None:
+    """The end of a CUDA graph's record fails, too, by another error."""
+    try:
+        without_room()
+    finally:
+        raise RuntimeError("CUDA error: operation failed due to a previous error")
+
+
 def test_a_lack_of_room_within_the_record_of_a_graph_is_known(
     trained, tmp_path, monkeypatch, said
 ):
-    """The end of the record fails, too, by another error."""
     trained()  # writes the recipe
-
-    def without_room(*ignored: Any, **named: Any) -> None:
-        try:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        finally:
-            raise RuntimeError("CUDA error: operation failed due to a previous error")
-
-    monkeypatch.setattr(step, "losses_of", without_room)
+    monkeypatch.setattr(step, "losses_of", without_room_for_a_record)
     words = ["fit", "--config", tmp_path / "recipe.yaml", "--run.name", "large"]
     error = said(*words, "--run.micro_batch", 1, code=1)
     assert "the GPU has no room for run.micro_batch=1 in step 1" in error
@@ -257,19 +261,21 @@ def test_a_lack_of_room_in_a_validation_names_it_and_a_way_on(
         assert main([*map(str, words), "--data.val", "{}"]) == 0
 
 
+@pytest.mark.parametrize("forward", [without_room, without_room_for_a_record])
 @pytest.mark.parametrize(
-    ("command", "option"),
-    [("validate", "--run.micro_batch"), ("generate", "--batch-size")],
+    ("command", "options"),
+    [
+        ("validate", "--run.micro_batch"),
+        ("generate", "--batch-size, --precision bfloat16 or --device cpu"),
+    ],
 )
-def test_another_command_without_room_names_the_option_that_needs_less(
-    command, option, trained, monkeypatch, said
+def test_another_command_without_room_names_options_that_need_less(
+    command, options, forward, trained, monkeypatch, said
 ):
-    def without_room(*ignored: Any, **named: Any) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr(DualPathLM, "forward", without_room)
-    error = said(command, "--ckpt-path", trained(), code=1)
-    line = f"failed: the GPU is out of memory; give a smaller {option}\n"
+    run = trained()
+    monkeypatch.setattr(DualPathLM, "forward", forward)
+    error = said(command, "--ckpt-path", run, code=1)
+    line = f"failed: the GPU is out of memory; give a smaller {options}\n"
     assert error == f"dualpath {command}: {line}"
 
 
