@@ -229,8 +229,9 @@ def _write_texts(
     pieces: Pieces, texts: list[GeneratedText], stats: GenerationStats, out: Path
 ) -> None:
     """Writes the texts in the order of their prompts; finished ones apart if
-    interrupted."""
-    progress_bar = Progress(plain_console(), "writing", counted("texts"), len(texts))
+    interrupted, or after a failure."""
+    console = plain_console(goes_on=True)
+    progress_bar = Progress(console, "writing", counted("texts"), len(texts))
     try:
         with progress_bar as progress:
             for text, _ in pieces:
@@ -240,6 +241,9 @@ def _write_texts(
         reason = _write_interrupted(texts, out)
         message = f"{end}; {reason}" if str(end) else reason
         raise type(end)(message) from None
+    except Exception:  # such as a GPU without room for a later batch
+        say(_write_interrupted(texts, out))
+        raise
 
     write_text(out, _lines(texts))
 

@@ -279,8 +279,7 @@ def add_token(
 
 
 def batches_by_length(lengths: Sequence[int], batch_size: int) -> Iterator[list[int]]:
-    """Indices of prompts by batch, longest first: the first batch needs the most
-    memory."""
+    """Indices of prompts by batch, longest first."""
     order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
     for start in range(0, len(order), batch_size):
         yield order[start : start + batch_size]

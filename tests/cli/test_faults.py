@@ -197,6 +197,18 @@ def test_a_command_that_takes_long_goes_on_to_its_end_where_its_terminal_is_clos
     assert written is None or (tmp_path / "out" / written).exists()
 
 
+@pytest.mark.parametrize("gone", [nobody, closed_terminal])
+def test_texts_are_written_where_the_reader_of_their_progress_is_gone(
+    gone, trained, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("dualpath_cli.report.console.LINE_EVERY", 0)  # seconds
+    words = ["generate", "--ckpt_path", str(trained()), "--num_samples", "3"]
+    out = tmp_path / "o.jsonl"
+    with gone() as terminal, redirect_stdout(terminal or sys.stdout):
+        assert main([*words, "--out", str(out)]) == 0
+    assert len(out.read_text().splitlines()) == 3
+
+
 def test_a_preparation_goes_on_to_its_end_where_its_terminal_is_closed(
     trained, tmp_path, monkeypatch
 ):

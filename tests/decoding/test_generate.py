@@ -277,6 +277,26 @@ def test_a_signal_keeps_the_texts_that_are_done_beside_the_file(
     assert [json.loads(line) for line in kept.open()] == whole[1:]
 
 
+def test_a_failure_keeps_the_texts_that_are_done_beside_the_file(
+    run, tmp_path, capsys, monkeypatch
+):
+    generate_batch = texts.generate_batch
+
+    def without_room(next_logits: Any, prompts: Any, *arguments: Any) -> Any:
+        yield from generate_batch(next_logits, prompts, *arguments)
+        # longer prompts come first
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(texts, "generate_batch", without_room)
+    out = tmp_path / "o.jsonl"
+    words = ["--prompt", "a", "the cell", "--batch_size", "1", "--max_new_tokens", "2"]
+    assert main(["generate", "--ckpt_path", str(run), "--out", str(out), *words]) == 1
+    kept = out.with_name("o.jsonl.interrupted")
+    assert f"1 of 2 texts are in '{kept}'\n" in capsys.readouterr().err
+    assert not out.exists()
+    assert [json.loads(line)["prompt"] for line in kept.open()] == ["the cell"]
+
+
 ROWS: list[dict[str, Any]] = [
     {"prompt": "one", "question": "not this", "id": 7},
     {"question": "two", "answer": "2", "text": "nor this"},
