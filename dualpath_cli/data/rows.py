@@ -182,8 +182,9 @@ def _read_lines(
     with path.open("rb", buffering=0) as file, decompress(file, path) as stream:
         batches = _whole_text(stream) if kind == ".txt" else _lines(stream, size)
         for lines in batches:
-            on_read(file.tell() - reported)
-            reported = file.tell()
+            if file.seekable():  # a pipe has no position
+                on_read(file.tell() - reported)
+                reported = file.tell()
             yield lines
 
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from dualpath_cli.base.errors import UserError, did_you_mean
 from dualpath_cli.data.documents import format_of
-from dualpath_cli.data.rows import BadRow, kind_of, read_rows
+from dualpath_cli.data.rows import BadRow, Rows, kind_of, read_rows
 from dualpath_cli.data.tokenizer import Tokenizer
 from dualpath_cli.decoding.options import (
     Generate,
@@ -74,10 +74,7 @@ class Prompt(NamedTuple):
 def read_prompts(texts: Sequence[str], file: str | None) -> list[Prompt]:
     """Reads `--prompt` and `--file`; without either there is one empty prompt."""
     if file == "-":
-        try:
-            return [_checked_prompt(sys.stdin.read(), "stdin")]
-        except UnicodeDecodeError as error:
-            raise UserError(f"stdin is not UTF-8 at byte {error.start}") from None
+        return [_read_stdin()]
     if file is not None:
         return _read_prompt_file(Path(file))
     if not texts:
@@ -95,6 +92,16 @@ def _checked_prompt(text: str, place: str) -> Prompt:
     except UnicodeEncodeError:
         raise UserError(f"{place} is not valid Unicode") from None
     return Prompt(text, place)
+
+
+def _read_stdin() -> Prompt:
+    """Stdin as one prompt: its bytes are read as those of a file."""
+    if sys.stdin is None:
+        raise UserError("--file -: stdin is closed; give a file, or --prompt")
+
+    content = Rows("stdin", ".txt", 1, [sys.stdin.buffer.read()])
+    ((_, row),) = content.parsed()
+    return _prompt_of_row(row, "stdin")
 
 
 def _read_prompt_file(path: Path) -> list[Prompt]:

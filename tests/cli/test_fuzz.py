@@ -258,7 +258,7 @@ def home(share: Share, monkeypatch: pytest.MonkeyPatch) -> Path:
         lambda workers: contextlib.nullcontext(Engine()),
     )
     importlib.import_module("dualpath_cli.export.hf.folder")
-    monkeypatch.setattr("sys.stdin", io.StringIO())
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO()))
     return folder
 
 

@@ -1,9 +1,11 @@
 """`dualpath generate` from words, rows, texts and stdin to texts and files."""
 
+import codecs
 import gzip
 import io
 import itertools
 import json
+import os
 import re
 import signal
 from collections.abc import Callable, Iterator
@@ -321,12 +323,36 @@ def test_a_row_gives_its_prompt(suffix, tmp_path):
     assert texts_of(prompts) == ["one", "two", "drei ü"]
 
 
-def test_any_other_file_and_stdin_are_one_prompt(tmp_path, monkeypatch):
-    story = 'Once\n\n{"prompt": "no row"}\n'
-    (tmp_path / "story.md").write_text(story)
+@pytest.mark.parametrize("begin", [b"", codecs.BOM_UTF8])
+def test_any_other_file_a_pipe_and_stdin_are_one_prompt(begin, tmp_path, monkeypatch):
+    """The same one, whatever ends its lines and the locale's encoding."""
+    story = 'Önce\r\n\n{"prompt": "no row"}\n'
+    content = begin + story.encode()
+    (tmp_path / "story.md").write_bytes(content)
     assert texts_of(read_prompts([], str(tmp_path / "story.md"))) == [story]
-    monkeypatch.setattr("sys.stdin", io.StringIO(story))
+
+    reading, writing = os.pipe()
+    with open(reading, "rb"), open(writing, "wb") as pipe:
+        pipe.write(content)
+        pipe.close()
+        assert texts_of(read_prompts([], f"/dev/fd/{reading}")) == [story]
+
+    stdin = io.TextIOWrapper(io.BytesIO(content), encoding="latin-1")
+    monkeypatch.setattr("sys.stdin", stdin)
     assert texts_of(read_prompts([], "-")) == [story]
+
+
+def test_stdin_that_is_closed_or_not_utf_8_is_named(monkeypatch):
+    for stdin, message in (
+        (None, "stdin is closed; give a file, or --prompt"),
+        (io.TextIOWrapper(io.BytesIO(b"a\xff")), "stdin: not UTF-8 at byte 1"),
+    ):
+        monkeypatch.setattr("sys.stdin", stdin)
+        with pytest.raises(UserError, match=message):
+            read_prompts([], "-")
+
+
+def test_each_word_of_prompt_is_one_and_none_is_an_empty_one():
     assert texts_of(read_prompts(["a", "-b\n"], None)) == ["a", "-b\n"]
     assert texts_of(read_prompts([], None)) == [""]
 
