@@ -253,8 +253,16 @@ def decisive_values(
     recipe = settings.as_recipe()
     recipe["run"]["max_tokens"] = settings.run.trained_tokens
     part = decisive_part(recipe)
-    precision = recipe["trainer"]["precision"]
+
+    trainer = recipe["trainer"]
+    precision = trainer["precision"]
     part["trainer"] = {"precision": SPELLINGS.get(precision, precision)}
+    # Of Lightning's classes, these may change numbers.
+    for name in ("callbacks", "plugins"):
+        given = trainer[name]
+        if given:  # one class may be given without a list
+            part["trainer"][name] = given if isinstance(given, list) else [given]
+
     if classes:
         part["model"]["classes"] = dict(classes)
 

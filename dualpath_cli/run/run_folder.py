@@ -52,8 +52,9 @@ STEP = re.compile(r"step-[0-9]{1,18}")  # the name of a checkpoint
 PUT_BACK = "put it back, or train the run anew under another name (fit --run.name NAME)"
 
 DECISIVE = ("model", "optim", "run", "data", "seed_everything")
-"""The parts of a recipe with keys that decide a run's numbers. Of the section trainer
-only the precision does, which is a fact of the run."""
+"""The parts of a recipe that decide a run's numbers, and stay when it is continued. Of
+the section trainer precision, callbacks and plugins decide, too: the precision is a
+fact of the run, and a continued run may have other classes."""
 
 
 @dataclass(frozen=True)
@@ -148,8 +149,8 @@ def read_recipe(folder: Path) -> Recipe:
 
 
 def decisive_part(recipe: Recipe) -> Recipe:
-    """The keys of a resolved recipe that decide the run's numbers; the section trainer
-    has none."""
+    """The keys of a resolved recipe that decide the run's numbers, but for those of the
+    section trainer."""
     part: Recipe = {}
     for section in DECISIVE:
         content = recipe[section]

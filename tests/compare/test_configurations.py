@@ -147,16 +147,22 @@ def test_names_places_and_ways_of_running_make_no_other_configuration(tmp_path):
             "micro_batch": 1,
         },
         data={"workers": 0},
+        trainer={"callbacks": [], "logger": {"class_path": "CSVLogger"}},
     )
     assert one.key_values == same.key_values
+    freeze = {"class_path": "my.Freeze"}
     others: dict[str, dict[str, Any]] = {
         "c": {"optim": {"lr": 0.01}},
         "d": {"model": {"gain_init": -2.0}},
         "e": {"trainer": {"precision": "bf16-mixed"}},
         "f": {"run": {"batch_tokens": 2 * BATCH, "max_tokens": 2 * STEPS * BATCH}},
+        "g": {"trainer": {"callbacks": freeze}},
+        "h": {"trainer": {"plugins": freeze}},
     }
     for name, changes in others.items():
         assert written(tmp_path / name, **changes).key_values != one.key_values
+    in_a_list = written(tmp_path / "i", trainer={"callbacks": [freeze]})
+    assert in_a_list.key_values == read_trained_run(tmp_path / "g").key_values
     facts = {"data_fingerprint": "f00d", "classes": {"my.Gate": "its source"}}
     (tmp_path / "b/versions.json").write_text(json.dumps(facts))
     own_class = read_trained_run(tmp_path / "b")

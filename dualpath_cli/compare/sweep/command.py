@@ -165,9 +165,7 @@ def check_different(firsts: Sequence[PlannedRun]) -> None:
     """Refuses two configurations that would be trained with the same numbers."""
     seen: dict[str, str] = {}
     for run in firsts:
-        trainer = run.settings.trainer
-        values = decisive_values(run.settings)
-        numbers = json.dumps([values, trainer.callbacks, trainer.plugins])
+        numbers = json.dumps(decisive_values(run.settings))
         other = seen.setdefault(numbers, run.configuration)
         if other != run.configuration:
             raise UserError(
