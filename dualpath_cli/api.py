@@ -348,6 +348,8 @@ class LoadedModel:
             raise UserError(
                 f"{change.name}: only `dualpath ablate` tags classes of tokens"
             )
+        if change.blind is not None:
+            raise UserError(f"{change.name}: only `dualpath ablate` plans schedules")
         return change
 
     @torch.no_grad()

@@ -15,6 +15,7 @@ from dualpath_cli import api
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.model import RoutingTrace
 from dualpath_cli.recipe.recipes import merge
+from dualpath_cli.spec.intervention import Intervention
 from tests.study.conftest import CORE, OPEN, model_of
 from tests.training.tiny_run import Fit
 
@@ -201,6 +202,14 @@ def test_mistakes_are_one_line(run):
     for read in (loaded.logits, loaded.loss):
         with pytest.raises(UserError, match="layers"):
             read(TEXT, "layers=7 K=1")
+    of_ablate = (
+        Intervention(halting=0.1, blind="position"),
+        Intervention(gates=(1, 0), tokens="word"),
+    )
+    for change in of_ablate:
+        for read in (loaded.loss, loaded.routing, loaded.generate):
+            with pytest.raises(UserError, match="only `dualpath ablate`"):
+                read(TEXT, intervention=change)
     for read in (loaded.generate, loaded.loss):
         with pytest.raises(UserError, match="half of a surrogate pair"):
             read("a\ud800")
