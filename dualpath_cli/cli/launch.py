@@ -75,6 +75,11 @@ def trained_run(arguments: Arguments) -> "RunLaunch":
     line = arguments.over(reduce(merge, [no_sets, run.recipe, _THIS_MACHINE, own]))
     options = line.options.with_run(run)
     settings = _checked_settings(line)
+    if settings.trainer.logger:
+        raise UserError(
+            "trainer.logger has no effect: only fit gives rows to loggers; leave it "
+            "out, or give --trainer.logger null after a recipe with one"
+        )
 
     check_as_run(run, settings.model)
     if not settings.data.val:

@@ -206,7 +206,7 @@ def test_a_class_in_a_nested_namespace_package_is_read_as_it_is_trained(
     assert main(["validate", "--ckpt_path", str(run), "--own_classes"]) == 0
 
 
-def test_classes_of_a_run_s_trainer_are_left_out(trained, tmp_path, monkeypatch):
+def test_classes_of_a_run_s_trainer_are_left_out(trained, said, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
     Path("evil_callback.py").write_text(HOSTILE)
@@ -219,6 +219,7 @@ def test_classes_of_a_run_s_trainer_are_left_out(trained, tmp_path, monkeypatch)
     for key, value in {
         "callbacks": {"class_path": "evil_callback.Callback"},
         "plugins": [{"class_path": "evil_callback.Plugin"}],
+        "logger": {"class_path": "evil_callback.Logger"},
         "profiler": profiler,
         "strategy": {"class_path": "evil_callback.Strategy"},
     }.items():
@@ -232,3 +233,9 @@ def test_classes_of_a_run_s_trainer_are_left_out(trained, tmp_path, monkeypatch)
     words = ["--trainer.profiler", json.dumps(profiler)]
     assert main(["validate", "--ckpt_path", str(run), *words]) == 0
     assert list(Path("profiled").iterdir())
+    words = ["--trainer.logger", "{class_path: evil_callback.Logger}"]
+    assert "only fit gives rows to loggers" in said(
+        "validate", "--ckpt-path", run, *words
+    )
+    words += ["--trainer.logger", "null"]
+    assert main(["validate", "--ckpt-path", str(run), *words]) == 0
