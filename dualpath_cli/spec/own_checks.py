@@ -61,8 +61,6 @@ def import_classes(
     Nothing inside the folders `read` is imported.
     """
     roles = own_roles(config)
-    folders = {folder.resolve() for folder in read}
-
     for role in roles:
         path = getattr(config, role)
         start = start_of(config, role)
@@ -72,10 +70,10 @@ def import_classes(
                 "give --own-classes (in Python own_classes=True) if you trust it"
             )
 
-        module, _, _ = path.rpartition(".")
-        _check_places(module, start, folders)
-        if path not in FOUND:
-            FOUND[path] = _torch_module(path, start)
+        # Each time, as a module that was reloaded has another class.
+        cls = find_class(path, start, read)
+        _check_is_module(cls, start)
+        FOUND[path] = cls
 
     if roles:
         _try_classes(config)
@@ -144,20 +142,15 @@ def find_class(path: str, start: str, read: Sequence[Path] = ()) -> Any:
 
     `start` begins the message of a UserError.
     """
-    module, _, _ = path.rpartition(".")
+    module, _, name = path.rpartition(".")
     _check_places(module, start, {folder.resolve() for folder in read})
-    return _imported(path, start)
 
-
-def _imported(path: str, start: str) -> Any:
-    name, _, attribute = path.rpartition(".")
     looked = f"; Python looks in {Path.cwd()}, where this was called, and on PYTHONPATH"
     with explained(start, "importing it", looked):
-        return getattr(importlib.import_module(name), attribute)
+        return getattr(importlib.import_module(module), name)
 
 
-def _torch_module(path: str, start: str) -> Any:
-    cls = _imported(path, start)
+def _check_is_module(cls: Any, start: str) -> None:
     from torch import nn
 
     at_top = False
@@ -168,7 +161,6 @@ def _torch_module(path: str, start: str) -> Any:
         raise UserError(
             f"{start} must be a class of torch.nn.Module at the top of a file"
         )
-    return cls
 
 
 def declared_flops(config: ModelConfig, role: Role) -> int:
