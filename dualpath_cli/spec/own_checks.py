@@ -145,8 +145,11 @@ def find_class(path: str, start: str, read: Sequence[Path] = ()) -> Any:
     module, _, name = path.rpartition(".")
     _check_places(module, start, {folder.resolve() for folder in read})
 
-    looked = f"; Python looks in {Path.cwd()}, where this was called, and on PYTHONPATH"
-    with explained(start, "importing it", looked):
+    places = "on PYTHONPATH"
+    # Python does not look in a working directory inside of `read`.
+    if str(Path.cwd()) in sys.path:
+        places = f"in {Path.cwd()}, where this was called, and {places}"
+    with explained(start, "importing it", f"; Python looks {places}"):
         return getattr(importlib.import_module(module), name)
 
 

@@ -165,7 +165,7 @@ def test_neither_is_a_class_beside_runs_where_the_folder_of_both_is_read(
 
 
 def test_what_a_trusted_class_imports_is_not_looked_for_in_the_run_stood_in(
-    stranger, monkeypatch
+    stranger, said, monkeypatch
 ):
     run, trusted = stranger("evil"), Path("trusted").resolve()
     trusted.mkdir()
@@ -173,8 +173,10 @@ def test_what_a_trusted_class_imports_is_not_looked_for_in_the_run_stood_in(
     (trusted / "evil.py").write_text(SOURCE + optional)
     Path("evil.py").unlink()
     (run / "hostile_option.py").write_text(HOSTILE)
-    monkeypatch.syspath_prepend(trusted)
     monkeypatch.chdir(run)
+    line = said("validate", "--ckpt_path", ".", "--own_classes")
+    assert "No module named 'evil'; Python looks on PYTHONPATH\n" in line
+    monkeypatch.syspath_prepend(trusted)
     assert main(["validate", "--ckpt_path", ".", "--own_classes"]) == 0
     assert not Path(MARK).exists()
 
