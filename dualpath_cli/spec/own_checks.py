@@ -37,6 +37,10 @@ ALLOWED_KINDS = list(product(get_args(ParameterGroup), get_args(Start)))
 BATCH = 2
 LENGTH = 3
 
+_TEXTS: dict[type, str] = {}
+"""The text of each class's file when it was imported, which is the one that runs; empty
+for a class without a file, as of a notebook's cell."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class OwnClasses:
@@ -73,6 +77,12 @@ def import_classes(
         # Each time, as a module that was reloaded has another class.
         cls = find_class(path, start, read)
         _check_is_module(cls, start)
+        text = _text_of(cls)
+        if _TEXTS.setdefault(cls, text) != text:
+            raise UserError(
+                f"{start}: its file has changed since this process imported it; call "
+                f"importlib.reload on the module {cls.__module__}, or start Python anew"
+            )
         FOUND[path] = cls
 
     if roles:
@@ -164,6 +174,14 @@ def _check_is_module(cls: Any, start: str) -> None:
         raise UserError(
             f"{start} must be a class of torch.nn.Module at the top of a file"
         )
+
+
+def _text_of(cls: type) -> str:
+    """The text of a class's file as it is now; empty if it cannot be read."""
+    try:
+        return Path(inspect.getsourcefile(cls) or "").read_text(encoding="utf-8")
+    except (OSError, TypeError, UnicodeDecodeError):
+        return ""
 
 
 def declared_flops(config: ModelConfig, role: Role) -> int:
@@ -333,13 +351,15 @@ def _close(one: Any, other: Any) -> bool:
 
 
 def sources(config: ModelConfig) -> dict[str, str]:
-    """The text of each class's file, by the class's path."""
+    """The text of each class's file as it was imported, by the class's path."""
     texts = {}
     for role in own_roles(config):
-        cls = own_class(config, role)
-        with explained(start_of(config, role), "reading its file"):
-            file = inspect.getsourcefile(cls) or ""
-            text = Path(file).read_text(encoding="utf-8")
+        text = _TEXTS[own_class(config, role)]
+        if not text:
+            raise UserError(
+                f"{start_of(config, role)}: the file of the class cannot be read; put "
+                "the class into a file in UTF-8"
+            )
         texts[getattr(config, role)] = text
     return texts
 

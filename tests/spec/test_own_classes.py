@@ -25,7 +25,7 @@ from dualpath_cli.recipe.recipes import merge
 from dualpath_cli.recipe.settings import OptimSettings
 from dualpath_cli.spec.config import ModelConfig
 from dualpath_cli.spec.intervention import Intervention
-from dualpath_cli.spec.own_checks import import_classes
+from dualpath_cli.spec.own_checks import hashes, import_classes
 from dualpath_cli.spec.own_classes import FOUND
 from dualpath_cli.training.optim import build_optimizer
 from tests.export.conftest import export, load
@@ -159,6 +159,25 @@ def test_a_run_keeps_the_source_and_is_continued_with_the_same_alone(
     assert f"No module named '{module}'; Python looks in" in capsys.readouterr().err
 
 
+def test_another_source_is_used_by_a_process_only_when_it_is_imported_anew(write, fit):
+    module = write(SOURCE)
+    config = small(gate=f"{module}.TwoGates")
+    import_classes(config, allowed=True)
+    before = hashes(config)
+    model = DualPathLM(config, seed=0)
+
+    Path(f"{module}.py").write_text(SOURCE.replace(".sigmoid()", ".tanh()"))
+    assert hashes(config) == before
+    with pytest.raises(UserError, match="has changed since this process imported it"):
+        import_classes(config, allowed=True)
+
+    importlib.reload(sys.modules[module])
+    import_classes(config, allowed=True)
+    assert hashes(config) != before
+    again = DualPathLM(config, seed=0)
+    assert not torch.equal(model(TOKENS), again(TOKENS))
+
+
 PROJ = "self.proj = nn"
 KIND = '("matrices", "zero")}'
 MISTAKES = {
@@ -228,12 +247,10 @@ def test_what_a_folder_for_transformers_cannot_hold_is_refused(write):
             "dualpath_cli.base.seeds",
         ),
     ):
-        module = write(SOURCE)
+        module = write(f"{SOURCE}\ndef late():\n    {line}\n")
         path = f"{module}.TwoGates"
         config = ModelConfig(d_ffn=8, d_ffn_wide=8, gate=path)
         import_classes(config, allowed=True)
-        own_files(config)
-        Path(f"{module}.py").write_text(f"{SOURCE}\ndef late():\n    {line}\n")
         with pytest.raises(UserError, match=rf"{path} cannot go .* imports {named};"):
             own_files(config)
 
