@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from importlib.machinery import PathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from itertools import product
 from pathlib import Path
 from typing import Any, get_args
@@ -112,29 +112,24 @@ def explained(start: str, what: str, more: str = "") -> Iterator[None]:
         raise UserError(f"{start}: {what} fails: {reason}{more}") from error
 
 
+def _look_in_working_directory(read: set[Path]) -> None:
+    """Lets Python look in the working directory, unless that is inside of `read`."""
+    here = Path.cwd()
+    if str(here) not in sys.path and read.isdisjoint([here, *here.parents]):
+        sys.path.append(str(here))  # last, so as not to hide installed packages
+
+
 def _check_places(module: str, start: str, read: set[Path]) -> None:
     """Refuses a module whose import would touch a file in a folder of `read`.
 
     The check itself runs no code.
     """
-    here = Path.cwd()
-    if str(here) not in sys.path and read.isdisjoint([here, *here.parents]):
-        sys.path.append(str(here))  # last, so as not to hide installed packages
-
-    # As Python does, editable installs included.
-    first, *rest = module.split(".")
-    try:
-        spec = importlib.util.find_spec(first)
-        if spec is None:
-            spec = PathFinder.find_spec(first, [str(here)])
-    except ValueError:  # a module that runs as a script has no spec
-        return
-
-    while spec is not None:
-        search = list(spec.submodule_search_locations or [])
-        files = [*search, spec.origin] if spec.has_location else search
-        for file in files:
-            place = Path(str(file)).resolve()
+    for spec in _specs_of(module):
+        touched = list(spec.submodule_search_locations or [])
+        if spec.has_location:
+            touched.append(str(spec.origin))
+        for file in touched:
+            place = Path(file).resolve()
             for folder in read.intersection([place, *place.parents]):
                 raise UserError(
                     f"{start} would be imported from '{place}', inside of '{folder}', "
@@ -142,9 +137,26 @@ def _check_places(module: str, start: str, read: set[Path]) -> None:
                     "smaller folder"
                 )
 
+
+def _specs_of(module: str) -> Iterator[ModuleSpec]:
+    """The packages that a module lies in, from the outermost, and the module, as Python
+    would find them, editable installs included; none for a module that is not found."""
+    first, *inner = module.split(".")
+    try:
+        spec = importlib.util.find_spec(first)
+    except ValueError:  # a module that runs as a script has no spec
+        return
+    if spec is None:  # also where Python may not look
+        spec = PathFinder.find_spec(first, [str(Path.cwd())])
+
+    while spec is not None:
+        yield spec
+        if not inner:
+            return
         # By the last name: for the whole path Python would import its namespace
         # packages.
-        spec = PathFinder.find_spec(rest.pop(0), search) if rest else None
+        search = list(spec.submodule_search_locations or [])
+        spec = PathFinder.find_spec(inner.pop(0), search)
 
 
 def find_class(path: str, start: str, read: Sequence[Path] = ()) -> Any:
@@ -153,7 +165,9 @@ def find_class(path: str, start: str, read: Sequence[Path] = ()) -> Any:
     `start` begins the message of a UserError.
     """
     module, _, name = path.rpartition(".")
-    _check_places(module, start, {folder.resolve() for folder in read})
+    folders = {folder.resolve() for folder in read}
+    _look_in_working_directory(folders)
+    _check_places(module, start, folders)
 
     places = "on PYTHONPATH"
     # Python does not look in a working directory inside of `read`.
