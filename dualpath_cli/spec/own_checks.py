@@ -269,16 +269,21 @@ def _faults(role: Role, module: Any, config: LayerConfig) -> Iterator[str]:
                 f"{kind!r:.60}"
             )
 
-    # Weights that start at zero would hide their effect: once more with noise.
+    # The weights that forward gives: g_d and g_w, or one a step, forced steps too.
     counts = (2,) if role == "gate" else (config.loops, config.loops + 1)
-    constants = {"gain_init": config.gain_init, "one": 1.0}
+
+    # As training starts; then with noise, as weights of zero would hide their effect.
+    constants = {"gain_init": config.gain_init, "one": 1.0, "zero": 0.0}
     generator = torch.Generator().manual_seed(0)
     for noise in (0, 0.01):
         for name, parameter in named.items():
             start = own_kind(name, type(module), role, parameter.ndim).start
-            std = 0.02 if start.startswith("normal") else noise
             normal = torch.randn(parameter.shape, generator=generator)
-            parameter.data = constants.get(start, 0.0) + std * normal
+            if start in constants:
+                parameter.data = constants[start] + noise * normal
+            else:  # normal, normal_by_depth
+                parameter.data = 0.02 * normal
+
         for count in counts:
             yield from _faults_of_weights(role, module, config, count)
 
