@@ -127,7 +127,8 @@ def _own_keys(c: Configuration) -> dict[str, Any]:
 
 
 def _is_looped(c: Configuration) -> bool:
-    return (c.loops or 1) > 1 or c.family == "core"
+    """Whether a pass applies some parameters more than once."""
+    return max(applied_parameters(c.all_runs[0].settings.model, "all")) > 1
 
 
 def _is_without_loops_of(c: Configuration, looped: Configuration) -> bool:
@@ -167,7 +168,7 @@ def _kind(c: Configuration) -> str:
         return c.family
 
     kind = f"{c.family} α {c.share:g}"
-    return kind if _is_looped(c) else f"{kind} K 1"
+    return f"{kind} K 1" if c.loops == 1 else kind
 
 
 def _family(

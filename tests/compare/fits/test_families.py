@@ -57,6 +57,15 @@ def test_models_without_a_budget_grow_in_depth_within_their_family(tmp_path):
     assert [c.layers for c in family.configurations] == [4, 6, 8]
 
 
+def test_untied_steps_are_not_loops_so_pure_wide_does_not_join_them(tmp_path):
+    untied = {"model": {"untied_steps": True}}
+    folder = write_law_runs(
+        tmp_path, ["wide", "loop_k2"], budgets=[150_000], seeds=1, **untied
+    )
+    sizes = {name: len(its.configurations) for name, its in families(folder).items()}
+    assert sizes == {"wide": 3, "loop": 3}
+
+
 def test_only_loops_that_differ_within_a_family_make_phi_one_of_its_values(every):
     assert [name for name, its in every.items() if "phi" in its.fitted] == [
         "core",
