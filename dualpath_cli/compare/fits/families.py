@@ -136,9 +136,10 @@ def _is_without_loops_of(c: Configuration, looped: Configuration) -> bool:
     unlooped = "dual" if looped.family == "dual" else "wide"
     if c.family != unlooped or c.share != looped.share:
         return False
-    # Values that matter to only one of them cannot tell them apart.
+    # Values that matter to only one of them cannot tell them apart, but for experts:
+    # a loop block has none.
     ours = _own_keys(c)
-    theirs = _own_keys(looped)
+    theirs = {"model.n_experts": 0} | _own_keys(looped)
     return all(ours[key] == theirs[key] for key in ours.keys() & theirs.keys())
 
 

@@ -66,6 +66,14 @@ def test_untied_steps_are_not_loops_so_pure_wide_does_not_join_them(tmp_path):
     assert sizes == {"wide": 3, "loop": 3}
 
 
+def test_pure_wide_with_experts_does_not_join_loops_which_have_none(tmp_path):
+    write_law_runs(tmp_path, ["wide", "loop_k2"], budgets=[150_000], steps=[20])
+    sparse = {"model": {"n_experts": 2}}
+    write_law_runs(tmp_path, ["wide"], budgets=[150_000], steps=[40], **sparse)
+    joined = families(tmp_path)["loop"].configurations
+    assert {c.name for c in joined} == {"f150k_wide-20", "f150k_loop_k2-20"}
+
+
 def test_only_loops_that_differ_within_a_family_make_phi_one_of_its_values(every):
     assert [name for name, its in every.items() if "phi" in its.fitted] == [
         "core",
