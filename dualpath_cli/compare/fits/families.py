@@ -165,11 +165,15 @@ def _names(ordered: Sequence[Sequence[Configuration]]) -> list[str]:
 
 
 def _kind(c: Configuration) -> str:
-    if c.share is None:
-        return c.family
-
-    kind = f"{c.family} α {c.share:g}"
-    return f"{kind} K 1" if c.loops == 1 else kind
+    """Such as `wide`, `loop core`, `dual α 50 K 1`."""
+    words: list[str] = [c.family]
+    if c.share is not None:
+        words.append(f"α {c.share:g}")
+    if c.family != "core" and (c.core_loops or 1) > 1:
+        words.append("core")
+    if c.loops == 1:
+        words.append("K 1")
+    return " ".join(words)
 
 
 def _family(

@@ -111,6 +111,13 @@ def test_another_setting_makes_another_family_which_names_the_setting(tmp_path):
     assert [len(family.configurations) for family in found] == [9, 9]
 
 
+def test_families_with_and_without_a_repeated_core_have_two_names(tmp_path):
+    write_law_runs(tmp_path, ["loop_k2"], budgets=[150_000], steps=[20])
+    core = {"model": {"core": [1, 2], "core_loops": 4}}
+    write_law_runs(tmp_path, ["loop_k2"], budgets=[150_000], steps=[40], **core)
+    assert list(families(tmp_path)) == ["loop", "loop core"]
+
+
 @pytest.mark.parametrize(
     ("chosen", "reason"),
     [
