@@ -141,10 +141,12 @@ def _notes_of(fit: ScalingFit) -> list[str]:
 
 
 def _next_words(run: NextRun) -> str:
-    what = f"another seed of {run.like.name}"
-    if not run.repeats:
-        what = f"the model of {run.like.name} on {run.tokens:,} tokens"
-    return f"{what} would narrow phi most, by {run.narrower:.0%}"
+    # Each budget may have a model of this name.
+    model = f"{run.like.name} ({run.like.parameters / 1e6:.3g}M parameters)"
+    what = f"another seed of {model}" if run.repeats else f"the model of {model}"
+    return (
+        f"{what} on {run.tokens:,} tokens would narrow phi most, by {run.narrower:.1%}"
+    )
 
 
 def _table_of_values(laws: ScalingLaws) -> Table:

@@ -119,6 +119,7 @@ def test_the_page_shows_the_laws_of_made_runs_and_why_the_kept_runs_have_none(
         if name in fit.family.fitted
     }
     assert shown == pytest.approx(fitted, rel=2e-3)
+    assert laws.notes[-1] in page
 
     with tarfile.open(DOCS / "study" / "fits.tar.xz") as archive:
         archive.extractall(tmp_path, filter="data")
