@@ -296,6 +296,7 @@ class Description:
             "params": count.parameters(config),
             "params_non_embedding": count.parameters_non_embedding(config),
             "flops_per_token_per_layer": self.layer,
+            "training_flops_per_token": self.training_flops,
             "kv_bytes_per_token": count.kv_bytes(config),
             "budget": self.options.budget,
             "budget_ratio": self.budget_ratio,
@@ -313,9 +314,8 @@ class Description:
         if self.matched:
             record["match"] = "total"
             record["matched_budget"] = self.matched.matched_budget
-        if self.names_hardware:
-            record["training_flops_per_token"] = self.training_flops
-            record["training_hours"] = round(self.hours, 3)
+        if self.names_hardware and not self.options.plan:
+            record["training_hours"] = self.hours
         return record | {"model": asdict(config)}
 
     @property

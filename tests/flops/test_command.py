@@ -29,6 +29,7 @@ KEYS = [
     "params",
     "params_non_embedding",
     "flops_per_token_per_layer",
+    "training_flops_per_token",
     "kv_bytes_per_token",
     "budget",
     "budget_ratio",
@@ -94,6 +95,7 @@ def test_json_is_one_model_as_trained_or_as_written(described):
         "ffn_multiple_of": 256,
         "params": 483_156_880,
         "params_non_embedding": 405_889_936,
+        "training_flops_per_token": 5_705_736_480,
         "kv_bytes_per_token": 16 * 5 * 2 * 768 * 2,
         "budget": 80_000_000,
         "budget_ratio": 82_578_432 / 80_000_000,
@@ -262,13 +264,13 @@ def test_hours_follow_tokens_gpus_and_rate(described):
         return described(f"{DUAL} {options}")["training_hours"]
 
     once = hours("--tokens 38.5B --gpus 64 --tflops 50")
-    assert once == pytest.approx(5_705_736_480 * 38.5e9 / (64 * 50e12) / 3600, abs=1e-3)
-    assert hours("--tokens 77B --gpus 64 --tflops 50") == pytest.approx(
-        2 * once, abs=2e-3
-    )
-    assert hours("--tokens 38.5B --gpus 128 --tflops 100") == pytest.approx(
-        once / 4, abs=1e-3
-    )
+    assert once == pytest.approx(5_705_736_480 * 38.5e9 / (64 * 50e12) / 3600)
+    assert hours("--tokens 77B --gpus 64 --tflops 50") == pytest.approx(2 * once)
+    assert hours("--tokens 38500 --gpus 128 --tflops 100") == pytest.approx(once / 4e6)
+
+
+def test_a_plan_of_memory_has_no_hours_on_gpus_that_are_only_assumed(described):
+    assert "training_hours" not in described(f"{DUAL} --gpus 64 --plan")
 
 
 # Recipes
