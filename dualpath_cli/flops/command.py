@@ -158,7 +158,8 @@ def _cluster(description: Description) -> Cluster:
     if not sequences or rest or sequences % gpus:
         raise UserError(_uneven_batch(batch_tokens, seq_len, gpus))
     sequences_per_gpu = sequences // gpus
-    micro_batch = gcd(sequences_per_gpu, options.micro_batch or run.micro_batch)
+    most = min(sequences_per_gpu, options.micro_batch or run.micro_batch)
+    micro_batch = next(n for n in range(most, 0, -1) if sequences_per_gpu % n == 0)
 
     checkpointing = run.activation_checkpointing
     return Cluster(

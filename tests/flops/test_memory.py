@@ -354,6 +354,7 @@ NAMES = ("shard_size", "micro_batch", "accumulate", "reduce_bytes", "checkpointi
     [
         ("", [4, 4, 4, 2, "none"]),
         ("--shard-size 16 --micro-batch 8", [16, 8, 2, 2, "none"]),
+        ("--micro-batch 7", [4, 4, 4, 2, "none"]),
     ],
 )
 def test_a_recipe_says_how_its_steps_are_made_and_options_before_it(
