@@ -412,12 +412,12 @@ def _note_on_training(description: Description) -> str:
     if options.gpus == 1:
         sustain = "1 GPU that sustains"
     run = description.run
+    special = {"backprop_loops": run.backprop_loops, "loop_losses": run.loop_losses}
+    changed = [f"run.{name}={value:g}" for name, value in special.items() if value]
     counted = "at three forward passes a token, head included"
-    if run.backprop_loops is not None or run.loop_losses:
-        counted = (
-            f"with run.backprop_loops={run.backprop_loops} and "
-            f"run.loop_losses={run.loop_losses:g}"
-        )
+    if changed:
+        counted = f"with {' and '.join(changed)}"
+
     note = (
         f"Training: {description.tokens:,} tokens on {sustain} "
         f"{options.sustained / 1e12:g} TFLOP/s, {counted}."

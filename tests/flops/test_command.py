@@ -301,7 +301,7 @@ def test_training_flops_of_a_recipe_leave_out_what_gets_no_gradient(
     expected = flops.training_flops_per_token(model, backprop_loops=1)
     assert described(words)["training_flops_per_token"] == expected
     assert expected < flops.training_flops_per_token(model)
-    assert "run.backprop_loops=1" in answer(words)
+    assert "with run.backprop_loops=1." in answer(words)
 
 
 def test_training_flops_of_a_recipe_follow_its_schedule_of_loops(
