@@ -227,9 +227,8 @@ def _plan_table(description: Description, plans: MemoryPlans) -> PrintedTable:
     note = (
         "Weights and moments in float32, bf16-mixed, compiled, "
         f"{cluster.checkpointing} checkpointing; gradients travel in {gradients}. hsdp "
-        f"shards over {min(cluster.shard_size, cluster.gpus)} GPUs. The peak is less "
-        "than the sum if a step is one micro-batch: gradients grow while activations "
-        "are freed."
+        f"shards over {cluster.shard_size} GPUs. The peak is less than the sum if a "
+        "step is one micro-batch: gradients grow while activations are freed."
     )
     above = [*_title(description), _step_line(cluster, description.seq_len)]
     return PrintedTable(above, Table(columns, rows), [note])

@@ -35,7 +35,7 @@ class Cluster:
     """GPUs, and their shares of a step."""
 
     gpus: int = 1
-    shard_size: int = 1  # GPUs of a group under hsdp
+    shard_size: int = 1  # GPUs of a group under hsdp; divides gpus
     micro_batch: int = 1  # sequences of a GPU's forward pass
     accumulate: int = 1  # micro-batches of a GPU in a step
     reduce_bytes: int = FLOAT32  # of each number of a gradient in transit
@@ -101,7 +101,7 @@ def _shards(strategy: Strategy, cluster: Cluster) -> int:
         return 1
     if strategy == "fsdp":
         return cluster.gpus
-    return min(cluster.shard_size, cluster.gpus)
+    return cluster.shard_size
 
 
 def _activations(config: ModelConfig, cluster: Cluster) -> tuple[int, int]:
