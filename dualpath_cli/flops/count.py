@@ -178,14 +178,10 @@ def router_flops(layer: LayerConfig) -> int:
     return declared_flops(layer, "combination")
 
 
-def flops_by_layer(config: ModelConfig, seq_len: int | None = None) -> list[LayerFlops]:
-    by_view = {view: layer_flops(view, seq_len) for view in set(config.layers)}
-    return [by_view[view] for view in config.layers]
-
-
 def all_flops(config: ModelConfig, seq_len: int | None = None) -> list[LayerFlops]:
     """Forward FLOPs per token of each layer, then of the core besides its layers."""
-    return [*flops_by_layer(config, seq_len), core_flops(config)]
+    by_view = {view: layer_flops(view, seq_len) for view in set(config.layers)}
+    return [*(by_view[view] for view in config.layers), core_flops(config)]
 
 
 def total_flops(config: ModelConfig, seq_len: int | None = None) -> int:

@@ -28,7 +28,7 @@ from dualpath_cli.compare.runs import (
     read_trained_run,
 )
 from dualpath_cli.compare.tables import group_tables
-from dualpath_cli.flops.count import flops_by_layer
+from dualpath_cli.flops.count import total_flops
 from dualpath_cli.recipe.recipes import load_recipe
 from dualpath_cli.report.table import format_csv
 from dualpath_cli.run.tables import read_csv
@@ -490,9 +490,7 @@ def test_a_schedule_of_loops_has_its_own_flops_in_training_and_its_own_speed(tmp
     (folder / "metrics.csv").write_text(format_csv(faster))
     (group,) = groups_of(all_of(tmp_path))
     plain, half = by_name(group)["a50_k4"], by_name(group)["a50_k4-half"]
-    one_loop = sum(
-        layer.total for layer in flops_by_layer(ModelConfig(**model | {"loops": 1}))
-    )
+    one_loop = total_flops(ModelConfig(**model | {"loops": 1}))
     assert plain.flops_trained == plain.flops_total == half.flops_total
     assert half.flops_trained == pytest.approx((one_loop / 4 + plain.flops_total) / 2)
     assert half.seconds_per_token == pytest.approx(0.75 * plain.seconds_per_token)
