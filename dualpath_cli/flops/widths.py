@@ -9,9 +9,9 @@ A budget is the mean over layers. A core applies some of them R times, so that e
 application has a part of the budget, after the injection has had its own.
 """
 
-from bisect import bisect
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from itertools import takewhile
 from math import floor
 from typing import Any, Literal
 
@@ -297,11 +297,12 @@ def ways_out(target: Target) -> dict[str, int]:
 def _most_with_room(target: Target, name: Literal["loops", "core_loops"]) -> int:
     """The largest K or R that leaves room for an FFN: more loops leave less."""
 
-    def lacks_room(loops: int) -> bool:
+    def has_room(loops: int) -> bool:
         changed: dict[str, Any] = {name: loops}
-        return not replace(target, **changed).has_room
+        return replace(target, **changed).has_room
 
-    return bisect(range(1, getattr(target, name)), False, key=lacks_room)
+    # 1 has room, as `ways_out` has asked.
+    return max(takewhile(has_room, range(1, getattr(target, name))))
 
 
 def _least_budget(target: Target) -> int:

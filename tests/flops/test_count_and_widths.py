@@ -239,6 +239,9 @@ def test_ways_out_are_changes_that_really_solve(target):
     for field, value in ways.items():
         changed: dict[str, Any] = {field: value}
         solve_widths(replace(target, **changed))
+        if "loops" in field:  # the largest K or R
+            changed[field] += 1
+            assert not replace(target, **changed).has_room
 
 
 def test_a_width_is_raised_to_a_multiple_only_while_its_exact_value_is_positive():
