@@ -110,26 +110,15 @@ def _is_of(variant: LoopVariant, over: LoopVariant) -> bool:
 
 
 def _multiplier(variant: LoopVariant, over: LoopVariant, ahead: float) -> Multiplier:
-    both = (variant.fit, over.fit)
-    largest = min(float(fit.family.flops.max()) for fit in both)
-    budget = ahead * largest
+    fits = (variant.fit, over.fit)
+    budget = ahead * min(float(fit.family.flops.max()) for fit in fits)
 
-    resampled = [fit.resampled for fit in both]
-    if variant.fit is not over.fit:
-        # Resamples of one number come from the same draws in both families, which would
-        # couple families that were trained apart.
-        resampled[1] = np.roll(resampled[1], len(resampled[1]) // 2, axis=0)
-    laws = [
-        np.concatenate([fit.values[None], its])
-        for fit, its in zip(both, resampled, strict=True)
-    ]
-    fewest = min(map(len, laws))
-    ours_GV, theirs_GV = (its[:fewest] for its in laws)
-    aim_G = variant.best_loss(ours_GV, np.full(fewest, budget))
+    ours_GV, theirs_GV = _paired_laws(*fits)
+    aim_G = variant.best_loss(ours_GV, np.full(len(ours_GV), budget))
     values_G = _budgets_for(over, theirs_GV, aim_G, budget) / budget
 
     low = high = np.nan
-    if fewest > 1:
+    if len(values_G) > 1:
         # Some may be infinite, between which nothing is interpolated.
         low, high = np.quantile(values_G[1:], ENDS, method="nearest")
     return Multiplier(
@@ -141,6 +130,20 @@ def _multiplier(variant: LoopVariant, over: LoopVariant, ahead: float) -> Multip
         float(low),
         float(high),
     )
+
+
+def _paired_laws(ours: ScalingFit, theirs: ScalingFit) -> tuple[Floats, Floats]:
+    """Laws (G, V) of two fits: the fits, then as many resamples of each."""
+    of_theirs = theirs.resampled
+    if ours is not theirs:
+        # Resamples of one number come from the same draws in both families, which would
+        # couple families that were trained apart.
+        of_theirs = np.roll(of_theirs, len(of_theirs) // 2, axis=0)
+
+    fewest = min(len(ours.resampled), len(of_theirs))
+    ours_GV = np.concatenate([ours.values[None], ours.resampled[:fewest]])
+    theirs_GV = np.concatenate([theirs.values[None], of_theirs[:fewest]])
+    return ours_GV, theirs_GV
 
 
 def _budgets_for(
