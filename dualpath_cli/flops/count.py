@@ -225,10 +225,9 @@ def training_flops_per_token(
 ) -> int:
     """FLOPs of forward and backward for one token, head included.
 
-    Parts that get gradients cost three times their forward FLOPs. All else costs its
-    forward FLOPs: steps and repetitions before the last `backprop_loops`, and layers
-    that no gradient reaches because of them. With `loop_losses` coda and head also run
-    on each earlier repetition of the core.
+    Parts that get gradients cost three times their forward FLOPs. All else, the steps
+    and repetitions before the last `backprop_loops`, costs its forward FLOPs. With
+    `loop_losses` coda and head also run on each earlier repetition of the core.
     """
     head = head_flops(config)
     forward = total_flops(config, seq_len) + head
@@ -260,26 +259,21 @@ def training_flops_of(
 def _flops_with_gradient(config: ModelConfig, seq_len: int | None, last: int) -> int:
     """Forward FLOPs per token of the layers' parts that get gradients.
 
-    `last` is how many steps of each deep path, and repetitions of the core, do. Loop
-    blocks have no more steps than that: `recipe.schedule.check_loops` refuses others.
+    `last` is how many steps of each deep path, and repetitions of the core, do. All
+    layers get some: `recipe.schedule.check_loops` refuses loop blocks of more steps,
+    and a core of more repetitions without injection.
     """
     prelude, core, coda = _stretches(config)
-    flops = _once(coda, seq_len, last)
+    flops = _once(prelude, seq_len, last) + _once(coda, seq_len, last)
 
     if core:
         besides = core_flops(config)
         repetitions = min(last, config.core_loops)
-        whole = repetitions == config.core_loops
         flops += repetitions * _once(core, seq_len, last) + besides.router
         if besides.injection:
-            injections = repetitions - whole
+            injections = repetitions - (repetitions == config.core_loops)
             flops += injections * besides.injection // (config.core_loops - 1)
-
-        # Without a first repetition, gradients reach the prelude only by injection.
-        if not whole and config.injection == "none":
-            return flops
-
-    return flops + _once(prelude, seq_len, last)
+    return flops
 
 
 def _once(layers: Sequence[LayerConfig], seq_len: int | None, last: int | None) -> int:

@@ -108,15 +108,16 @@ def _activations(config: ModelConfig, cluster: Cluster) -> tuple[int, int]:
     """Bytes that all blocks, core and earlier losses save, and the most that loss or
     backward pass need besides."""
     tokens = cluster.micro_batch * config.max_seq_len
-    prelude, core, coda = _kept(config, cluster)
+    core = min(config.core_loops, cluster.backprop_loops or config.core_loops)
+    coda = config.core_loops if cluster.loop_losses else 1
     saved = tokens * _saved_by_core(config, core)
     if cluster.loop_losses:
-        saved += _saved_by_losses(config, tokens, core)
+        saved += _saved_by_losses(config, tokens)
     working = _loss(config, tokens)
 
     *blocks, _ = units(config)
     kept: list[int] = []  # applications of each layer
-    for times, stretch in zip((prelude, core, coda), config.stretches, strict=True):
+    for times, stretch in zip((1, core, coda), config.stretches, strict=True):
         kept += [times] * len(stretch)
 
     for layer, unit, times in zip(config.layers, blocks, kept, strict=True):
@@ -136,42 +137,25 @@ def _activations(config: ModelConfig, cluster: Cluster) -> tuple[int, int]:
     return saved, working
 
 
-def _kept(config: ModelConfig, cluster: Cluster) -> tuple[int, int, int]:
-    """Applications of prelude, core and coda whose activations are kept."""
-    last = cluster.backprop_loops or config.core_loops
-    core = min(config.core_loops, last)
-    # Without a first repetition, gradients reach the prelude only by injection.
-    cut = core < config.core_loops and config.injection == "none"
-    prelude = 0 if config.core is not None and cut else 1
-    coda = config.core_loops if cluster.loop_losses else 1
-    return prelude, core, coda
-
-
 def _saved_by_core(config: ModelConfig, repetitions: int) -> int:
-    """Bytes for each token that the core saves besides its blocks."""
+    """Bytes for each token that the core saves besides its blocks; `repetitions` of it
+    get gradients, all of them without injection."""
     if config.core is None:
         return 0
 
     saved = 0
-    later = _later(config, repetitions)
     if config.injection == "linear":
-        saved += later * BFLOAT16 * 2 * config.d_model  # [x, e]
+        injections = repetitions - (repetitions == config.core_loops)
+        saved += injections * BFLOAT16 * 2 * config.d_model  # [x, e]
     if config.routes_core:
-        # The mixture keeps all states, also constant ones. A state that nothing is
-        # injected to is the next block's input, too.
-        states = config.core_loops
-        if config.injection == "none":
-            states -= later
+        # The mixture keeps all states, also constant ones. Without injection all but
+        # the last are saved as the next repetition's input.
+        states = 1 if config.injection == "none" else config.core_loops
         saved += states * _residual(config) * config.d_model
     return saved
 
 
-def _later(config: ModelConfig, repetitions: int) -> int:
-    """How many of the last `repetitions` read the state of another repetition."""
-    return repetitions - (repetitions == config.core_loops)
-
-
-def _saved_by_losses(config: ModelConfig, tokens: int, repetitions: int) -> int:
+def _saved_by_losses(config: ModelConfig, tokens: int) -> int:
     """Bytes that the losses of all repetitions but the last hold until the backward
     pass, besides the coda's blocks."""
     of_norm = (FLOAT32 + BFLOAT16) * config.d_model  # its input, and its output
@@ -182,14 +166,9 @@ def _saved_by_losses(config: ModelConfig, tokens: int, repetitions: int) -> int:
         of_loss += BFLOAT16 * (logits + head)
 
     # A state is saved once, also where the router or the next repetition needs it.
-    losses = config.core_loops - 1
-    saved_before = 0
-    if config.routes_core:
-        saved_before = losses
-    elif config.injection == "none":
-        saved_before = _later(config, repetitions)
-    state = tokens * _residual(config) * config.d_model
-    return losses * of_loss - saved_before * state
+    if config.routes_core or config.injection == "none":
+        of_loss -= tokens * _residual(config) * config.d_model
+    return (config.core_loops - 1) * of_loss
 
 
 def _loss(config: ModelConfig, tokens: int) -> int:
