@@ -142,9 +142,16 @@ def load_task(
     task.set_config("task", benchmark.name)
     documents = list(range(len(docs)))
     subject = config["metadata"].get("subject")
-    if subject is not None and "subject" in docs.column_names:
+    if subject is not None:
         location = files.get(config["test_split"], hub)
-        documents = _documents_of_subject(list(docs["subject"]), subject, location)
+        if "subject" in docs.column_names:
+            documents = _documents_of_subject(list(docs["subject"]), subject, location)
+        elif files and not Path(location).name.startswith(benchmark.name):
+            # Every row of the shared file would count in each of its benchmarks.
+            raise UserError(
+                f"{location} has no field 'subject', which says the benchmark of a "
+                f"row; add it, or name the file {benchmark.name}.jsonl"
+            )
     if not documents:
         raise NoData(f"the file of {benchmark.name} has no document of it")
 

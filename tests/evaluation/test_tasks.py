@@ -455,6 +455,14 @@ def test_rows_of_math_that_belong_to_no_subset_are_named(tasks):
         asked("minerva_math_algebra", tasks)
 
 
+def test_rows_of_math_without_a_subject_count_in_the_benchmark_of_their_file(tasks):
+    write_rows(tasks / "minerva_math.jsonl", [PROBLEM, PROBLEM])
+    with pytest.raises(UserError, match=r"minerva_math.jsonl has no field 'subject'"):
+        asked("minerva_math_algebra", tasks)
+    write_rows(tasks / "minerva_math_algebra_test.jsonl", [PROBLEM, PROBLEM])
+    assert asked("minerva_math_algebra", tasks).documents == [0, 1]
+
+
 def test_too_few_worked_examples_and_no_texts_are_one_line(tasks):
     write_rows(tasks / "arc_easy.jsonl", questions(3))
     write_rows(tasks / "arc_easy_train.jsonl", questions(4))
