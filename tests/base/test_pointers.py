@@ -17,6 +17,7 @@ from dualpath_cli.data.manifest import Manifest
 from dualpath_cli.data.tokenizer import Tokenizer
 from dualpath_cli.decoding.command import read_prompts
 from dualpath_cli.evaluation.benchmarks import Benchmark
+from dualpath_cli.export.hf.pretrained_files import Files
 from dualpath_cli.recipe import recipes
 from dualpath_cli.run.checkpoint_files import fault_of
 from dualpath_cli.run.trained import find_trained as find_run
@@ -112,6 +113,10 @@ READERS: dict[str, Callable[[Path], object]] = {
     "a benchmark": lambda at: benchmark(at, **{"piqa.jsonl": LFS}),
     "worked examples": lambda at: benchmark(at, **{"piqa.fewshot.txt": LFS}),
     "weights": lambda at: tensors_in(write(at / "model.safetensors").parent),
+    "a pretrained model": lambda at: Files(
+        write(at / "model.safetensors").parent, None, "small"
+    ),
+    "a GGUF file": lambda at: Files(write(at / "a.gguf").parent, "a.gguf", "small"),
     "an exported folder": lambda at: find_run(str(write(at / "config.json").parent)),
 }
 

@@ -11,8 +11,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from dualpath_cli.base.pointers import StandIn
 from dualpath_cli.data.tokenizer import Tokenizer
 from dualpath_cli.export.hf import pretrained as source
+from dualpath_cli.export.hf.pretrained_files import Files
+from tests.base.test_pointers import LFS
 from tests.export.conftest import (
     Exported,
     Pretrained,
@@ -296,6 +299,19 @@ def index(folder: Path, names: list[str], file: str) -> None:
         metadata={"total_size": 1},
         weight_map=dict.fromkeys(names, file),
     )
+
+
+def test_a_pointer_counts_where_the_file_is_read(pretrained):
+    """A clone by `git lfs pull --include` has pointers for all other weights."""
+    folder = pretrained("llama")
+    for name in ("pytorch_model.bin", "a.safetensors", "small-Q8_0.gguf"):
+        (folder / name).write_text(LFS)
+    Files(folder, None, "small")
+
+    index(folder, ["model.norm.weight"], "a.safetensors")
+    (folder / WEIGHTS).unlink()
+    with pytest.raises(StandIn, match=r"a\.safetensors is a pointer of Git LFS"):
+        Files(folder, None, "small")
 
 
 @pytest.mark.parametrize("kind", ["above", "absolute", "link", "a.bin"])

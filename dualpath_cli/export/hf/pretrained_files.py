@@ -86,8 +86,11 @@ class Files:
         self.folder = folder
         self.gguf = gguf
         self.shown = shown
+        weights = WEIGHTS if gguf is None else gguf
         for file in folder.iterdir():
-            refuse_pointer(file)
+            # Other weights are not read: of other formats, of other quantisations.
+            if file.name == weights or file.suffix in (".json", ".jinja", ".md"):
+                refuse_pointer(file)
 
         adapter = folder / "adapter_config.json"
         if adapter.exists():
@@ -225,6 +228,8 @@ class Files:
             raise UserError(
                 f"{self.shown} holds no {WEIGHTS}; give a folder with safetensors"
             )
+        for path in paths:
+            refuse_pointer(path)
         return paths
 
     def _stored(self) -> dict[str, Stored]:
