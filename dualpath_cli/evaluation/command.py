@@ -108,7 +108,7 @@ class Evaluate(DeviceOptions, OwnClasses, Overrides):
             )
 
     @property
-    def _names(self) -> list[str]:
+    def names(self) -> list[str]:
         """The benchmarks and suites in --tasks, which may be joined by commas."""
         names = [name.strip() for joined in self.tasks for name in joined.split(",")]
         # A comma may end the names; commas alone name no benchmark, and are refused.
@@ -118,7 +118,7 @@ class Evaluate(DeviceOptions, OwnClasses, Overrides):
     def benchmarks(self) -> tuple[str, ...]:
         """The chosen benchmarks, in the order of the paper's table."""
         chosen: set[str] = set()
-        for name in self._names or ["all"]:
+        for name in self.names or ["all"]:
             chosen |= set(SUITES.get(name, (name,)))
         return tuple(name for name in NAMES if name in chosen)
 
@@ -127,7 +127,7 @@ class Evaluate(DeviceOptions, OwnClasses, Overrides):
         """The chosen tasks and groups of lm-evaluation-harness, by its own names."""
         own = (*SUITES, *NAMES)
         names = [
-            name.removeprefix(f"{HARNESS}:") for name in self._names if name not in own
+            name.removeprefix(f"{HARNESS}:") for name in self.names if name not in own
         ]
         return tuple(dict.fromkeys(names))
 
@@ -246,11 +246,17 @@ def _model_name(trained: Trained) -> str:
 
 def evaluate(options: Evaluate) -> str:
     """Scores a model, or writes requests; returns the paths of the results."""
+    from dualpath_cli.report.console import plain_console, print_line
+
     trained = options.trained()
     folder = options.folder(trained)
     os.environ.setdefault("TQDM_DISABLE", "1")  # this package shows its bars
     harness_tasks = _load_harness_tasks(options)
     benchmarks, skipped = _load_benchmarks(options)
+    console = plain_console(goes_on=True)
+    for name, reason in skipped.items():
+        print_line(console, f"{name}: left out, {reason}")
+
     if trained is None:
         from dualpath_cli.evaluation.runner import write_requests
 
@@ -275,14 +281,11 @@ def _score(
     from dualpath_cli.evaluation.harness import HarnessModel
     from dualpath_cli.evaluation.harness_report import report_tables
     from dualpath_cli.evaluation.runner import score_tasks
-    from dualpath_cli.report.console import plain_console, print_line
+    from dualpath_cli.report.console import plain_console
     from dualpath_cli.report.table import show
     from dualpath_cli.run.weights import autocast_of, device_of, load_model
 
     console = plain_console(goes_on=True)
-    for name, reason in skipped.items():
-        print_line(console, f"{name}: left out, {reason}")
-
     model = HarnessModel(
         load_model(trained, device_of(options.device)),
         trained.run.tokenizer,
@@ -367,7 +370,8 @@ def _folders(option: str, paths: Sequence[str]) -> list[Path]:
 def _check_skipped(
     options: Evaluate, skipped: Mapping[str, NoData], remaining: int
 ) -> None:
-    """Raises the first NoData if the benchmark was named, or none remains."""
-    for missing in skipped.values():
-        if options.tasks or not remaining:
+    """Raises the first NoData of a benchmark that was named itself, or if none
+    remains."""
+    for name, missing in skipped.items():
+        if name in options.names or not remaining:
             raise missing

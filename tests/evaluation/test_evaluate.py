@@ -269,6 +269,20 @@ def test_requests_are_written_without_a_model(tasks, tmp_path, output_of):
     assert problem["context"].startswith("Question: tell?\nAnswer: tell\n\nQuestion: ")
 
 
+def test_a_group_leaves_out_a_benchmark_without_a_file_and_its_name_does_not(
+    tasks, tmp_path, output_of, said
+):
+    words = ("evaluate", "--requests", "--out", tmp_path / "o", "--data", tasks)
+    without_names = output_of(*words)
+    assert "hellaswag: left out, no hellaswag.jsonl in" in without_names
+    assert without_names.count("/requests/") == 7
+    assert output_of(*words, "--tasks", "all") == without_names
+    assert "no hellaswag.jsonl" in said(*words, "--tasks", "commonsense", "hellaswag")
+    (tasks / "piqa.jsonl").unlink()
+    (tasks / "arc_challenge.jsonl").unlink()
+    assert "no arc_challenge.jsonl" in said(*words, "--tasks", "commonsense")
+
+
 def test_a_text_has_two_numbers_which_are_one_within_a_window(
     trained, tmp_path, output_of
 ):
