@@ -280,8 +280,9 @@ def _score(
     )
     from dualpath_cli.evaluation.harness import HarnessModel
     from dualpath_cli.evaluation.harness_report import report_tables
+    from dualpath_cli.evaluation.harness_tasks import HarnessTask
     from dualpath_cli.evaluation.runner import score_tasks
-    from dualpath_cli.report.console import plain_console
+    from dualpath_cli.report.console import plain_console, print_line
     from dualpath_cli.report.table import show
     from dualpath_cli.run.weights import autocast_of, device_of, load_model
 
@@ -293,6 +294,16 @@ def _score(
         options.batch_size,
         autocast=autocast_of(options.precision),
     )
+    most = model.longest_answer
+    for task in tasks:
+        if isinstance(task, HarnessTask) and task.longest_answer > most:
+            print_line(
+                console,
+                f"{task.title}: answers end after {most:,} tokens, half of the window, "
+                f"not after {task.longest_answer:,}; scores may differ from the "
+                "harness's",
+            )
+
     depths = options.depths(trained.settings.model)
     facts = [
         {"model": options.facts(trained, depth.change), "skipped": skipped}

@@ -86,6 +86,7 @@ class HarnessModel(TemplateLM):
         self._model = model.eval().requires_grad_(False)
         self._tokenizer = tokenizer
         self.window = window  # the most ids that the model sees at once
+        self.longest_answer = window // 2  # in ids: the prompt has the other half
         self._batch_size = batch_size
         self._autocast = autocast
         self.force(None)
@@ -187,7 +188,7 @@ class HarnessModel(TemplateLM):
                     f"task '{request.task_name}' draws its answers, and evaluate "
                     "writes the likeliest; export the model, and use lm_eval"
                 )
-            most = min(options["max_gen_toks"], self.window // 2)
+            most = min(options["max_gen_toks"], self.longest_answer)
             stops = tuple(filter(None, options["until"]))
             places.setdefault((most, stops), []).append(place)
         return places

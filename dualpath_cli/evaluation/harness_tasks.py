@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from lm_eval.defaults import DEFAULT_OTHER_SEED, DEFAULT_RANDOM_SEED
 from lm_eval.evaluator import evaluate
+from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.tasks import TaskManager
 
 from dualpath_cli.base.errors import UserError, did_you_mean
@@ -51,6 +52,16 @@ class HarnessTask:
     @cached_property
     def title(self) -> str:
         return f"{HARNESS}:{self.name}"
+
+    @property
+    def longest_answer(self) -> int:
+        """The most tokens that the tasks let a model write; 0 if none is written."""
+        limits = [
+            normalize_gen_kwargs(task.get_config("generation_kwargs"))["max_gen_toks"]
+            for task in self.loaded["tasks"].values()
+            if task.OUTPUT_TYPE == "generate_until"
+        ]
+        return max(limits, default=0)
 
     def score(self, model: HarnessModel) -> Any:
         """The harness's report, each time with the same worked examples."""

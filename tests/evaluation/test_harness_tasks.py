@@ -148,6 +148,20 @@ def test_scores_are_those_of_the_harness_apart_from_the_paper(
 
 
 @pytest.mark.usefixtures("only_own")
+def test_a_line_says_where_answers_end_before_the_limit_of_their_task(
+    run, folder, tmp_path, output_of
+):
+    words = ("--tasks", "both", "--include-path", folder, "--limit", "1")
+    words += ("--out", tmp_path / "o")
+    for window, is_cut in ((6, True), (8, False)):
+        said = output_of("evaluate", "--ckpt_path", run, *words, "--window", window)
+        line = (
+            "harness:both: answers end after 3 tokens, half of the window, not after 4"
+        )
+        assert (line in said) == is_cut
+
+
+@pytest.mark.usefixtures("only_own")
 def test_what_cannot_be_loaded_or_run_is_one_line(folder, run):
     task = {"task": "far", **CHOICE, "dataset_path": str(folder / "nowhere")}
     (folder / "far.yaml").write_text(yaml.safe_dump(task))
