@@ -105,11 +105,20 @@ def load_harness_task(
         loaded = manager.load([name])
     except Exception as error:
         # anything from network, hub or a task file
-        text = joined_lines(error, 160)
-        raise UserError(
-            f"{HARNESS}:{name} cannot be loaded ({type(error).__name__}: {text}); "
+        text = joined_lines(error, 300)
+        way_out = (
             "check the network: data that is not in the cache (HF_HOME) is downloaded "
             "from the Hugging Face hub"
+        )
+        # Some tasks assert the version of a package.
+        if isinstance(error, ImportError | AssertionError):
+            way_out = (
+                "install what its code imports; lm_eval has extras for some tasks, "
+                "such as pip install 'lm_eval[ifeval,math]'"
+            )
+        raise UserError(
+            f"{HARNESS}:{name} cannot be loaded ({type(error).__name__}: {text}); "
+            f"{way_out}"
         ) from None
 
     for task in loaded["tasks"].values():

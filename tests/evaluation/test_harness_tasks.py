@@ -168,6 +168,12 @@ def test_what_cannot_be_loaded_or_run_is_one_line(folder, run):
     with pytest.raises(UserError, match=r"harness:far cannot be loaded .*hub"):
         load_harness_tasks(["far"], [folder], None)
 
+    (folder / "imports.py").write_text("import not_there\n")
+    code = (folder / "piqa.yaml").read_text().replace("task: piqa", "task: imports")
+    (folder / "imports.yaml").write_text(f"{code}process_docs: !function imports.a\n")
+    with pytest.raises(UserError, match=r"'not_there'\); install what its code"):
+        load_harness_tasks(["imports"], [folder], None)
+
     task["task"], task["num_fewshot"] = "many", 12  # of 12 rows, one is the question
     task |= {"dataset_path": "json"}
     task["dataset_kwargs"] = {"data_files": {"test": str(folder / "rows.jsonl")}}
