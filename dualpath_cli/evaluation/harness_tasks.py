@@ -81,12 +81,29 @@ def find_tasks(names: Sequence[str], folders: Sequence[Path]) -> TaskManager:
     for name in names:
         if name not in known:
             all_names = (*SUITES, *NAMES, *manager.all_tasks)
-            way_out = did_you_mean(name, all_names) or (
-                f"; choose from {', '.join((*SUITES, *NAMES))}, or from `lm_eval ls "
+            way_out = (
+                _unreadable(folders)
+                or did_you_mean(name, all_names)
+                or f"; choose from {', '.join((*SUITES, *NAMES))}, or from `lm_eval ls "
                 "tasks`"
             )
             raise UserError(f"unknown benchmark '{name}'{way_out}")
     return manager
+
+
+def _unreadable(folders: Sequence[Path]) -> str:
+    """The first task file that the harness passes over, as the end of a message."""
+    # A private name, so that its loss would cost no more than this message.
+    from lm_eval.tasks._yaml_loader import load_yaml
+
+    for folder in folders:
+        for path in sorted(folder.glob("**/*.yaml")):
+            try:
+                load_yaml(path, resolve_func=False)
+            except Exception as error:  # of YAML, or of a file that it includes
+                text = joined_lines(error, 300)
+                return f"; {path} cannot be read ({text})"
+    return ""
 
 
 def load_harness_task(

@@ -240,6 +240,15 @@ def test_an_unknown_name_is_compared_with_all_that_are_known(folder, monkeypatch
         find_tasks(["writs"], [folder])
 
 
+@pytest.mark.usefixtures("only_own")
+@pytest.mark.parametrize("text", ["task: [mine", "task: mine\ninclude: none.yaml"])
+def test_a_task_file_that_cannot_be_read_is_named_where_a_name_is_unknown(text, folder):
+    (folder / "mine.yaml").write_text(text)
+    assert "both" in find_tasks(["both"], [folder]).all_tasks
+    with pytest.raises(UserError, match=r"'mine'; .*mine\.yaml cannot be read \(.+\)"):
+        find_tasks(["mine"], [folder])
+
+
 @pytest.mark.slow
 def test_all_tasks_of_the_harness_are_known_beside_those_of_a_folder(folder):
     find_tasks(["arithmetic_2da", "mmlu", "ai2_arc", "both"], [folder])
