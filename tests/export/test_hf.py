@@ -353,8 +353,9 @@ def test_what_it_cannot_do_is_said(exported):
         theirs(inputs_embeds=theirs.get_input_embeddings()(tokens))
 
 
-def test_half_precision_keeps_the_stream(exported):
-    run, folder = exported()
+@pytest.mark.parametrize("changes", [{}, {"model": CORE}], ids=str)
+def test_half_precision_keeps_the_stream(changes, exported):
+    run, folder = exported(**changes)
     theirs = load(folder, dtype=torch.bfloat16)
     types: dict[torch.dtype, set[str]] = {torch.float32: set(), torch.bfloat16: set()}
     for name, parameter in theirs.named_parameters():
@@ -370,7 +371,7 @@ def test_half_precision_keeps_the_stream(exported):
         "gate_proj",
         "up_proj",
         "down_proj",
-    }
+    } | ({"injection"} if changes else set())
     assert {
         "gate.proj",
         "model.embed",
