@@ -30,26 +30,27 @@ class DualPathConfig(PretrainedConfig):
 
         Raises ValueError if the fields make no model.
         """
-        fields = [field.name for field in dataclasses.fields(ModelConfig)]
-        # Our name of each argument that may give a field, by the argument's name.
-        ours = dict(self.attribute_map)
-        ours |= {kept: name for name, kept in RENAMED.items()}
-        ours |= {"tie_word_embeddings": "tie_embeddings"}
-        ours |= {name: name for name in fields}
-        known = {}
-        for argument, name in ours.items():
-            if argument in kwargs:
-                known[name] = kwargs.pop(argument)
+        names = [field.name for field in dataclasses.fields(ModelConfig)]
+
+        # The field of each spelling: of transformers, of config.json, our own. Of
+        # several spellings that are given, the last in this order counts.
+        field_of = {**self.attribute_map, "tie_word_embeddings": "tie_embeddings"}
+        field_of |= {written: name for name, written in RENAMED.items()}
+        field_of |= {name: name for name in names}
+        values = {}
+        for spelling, name in field_of.items():
+            if spelling in kwargs:
+                values[name] = kwargs.pop(spelling)
 
         # transformers makes a configuration of defaults to compare with.
-        if known.keys().isdisjoint(("d_ffn", "d_ffn_wide")):
-            known |= {"d_ffn": 2048, "d_ffn_wide": 4096}
-        model = ModelConfig(**known)
+        if values.keys().isdisjoint(("d_ffn", "d_ffn_wide")):
+            values |= {"d_ffn": 2048, "d_ffn_wide": 4096}
+        model = ModelConfig(**values)
 
         self.use_cache = kwargs.pop("use_cache", True)
         kwargs["tie_word_embeddings"] = model.tie_embeddings
         super().__init__(**kwargs)
-        for name in fields:
+        for name in names:
             setattr(self, RENAMED.get(name, name), getattr(model, name))
 
     @property
