@@ -101,12 +101,18 @@ def find_folders(paths: Sequence[str]) -> list[Path]:
 
 
 def _recipes_in(path: Path) -> list[Path]:
-    # A run, or a folder of runs: of a sweep, of fit, of fit's runs of one recipe.
-    for layout in ("", "runs/*/*/", "*/*/", "*/"):
-        recipes = sorted(path.glob(f"{layout}{RECIPE}"))
-        if recipes:
-            return recipes
-    return []
+    """The recipe of a run, or those of a folder of runs."""
+    if (path / RECIPE).is_file():
+        return [path / RECIPE]
+    if of_sweep := sorted(path.glob(f"runs/*/*/{RECIPE}")):
+        return of_sweep
+
+    # of fit, or of fit's runs of one recipe; what lies inside a run's folder, such as
+    # an export, is not another run
+    found = [*path.glob(f"*/{RECIPE}"), *path.glob(f"*/*/{RECIPE}")]
+    return sorted(
+        recipe for recipe in found if not (recipe.parents[1] / RECIPE).is_file()
+    )
 
 
 def _hint(path: Path) -> str:

@@ -133,6 +133,13 @@ def test_runs_are_found_alone_in_a_sweep_and_as_fit_lays_them_out(tmp_path):
     ]
 
 
+def test_runs_are_found_at_both_depths_and_none_inside_of_another(tmp_path):
+    runs = [tmp_path / name for name in ("a", "b", "old/c")]
+    for path in (*runs, tmp_path / "a/export"):
+        write_run(path, WIDE, SCORES)
+    assert find_folders([str(tmp_path)]) == runs
+
+
 def test_names_places_and_ways_of_running_make_no_other_configuration(tmp_path):
     one = written(tmp_path / "a")
     same = written(
