@@ -135,11 +135,10 @@ def differences_of(
 
 
 def _test_in_order(group: Group) -> list[Difference]:
-    seeds = {c.name: c.seeds for c in group.configurations}
     rows: list[Difference] = []
     goes_on = True
     for order, (ours, other) in enumerate(group.pairs, start=1):
-        blocks = find_blocks(seeds, ours.name, other.name)
+        blocks = _blocks_of(group, ours, other)
         row = _test(group, AGGREGATE, ours, other, blocks)
         row = replace(row, order=order)
         if not goes_on:
@@ -156,19 +155,25 @@ def _test_against_baselines(group: Group, aggregate_only: bool) -> list[Differen
     once = aggregate_only or chosen or has_one_set
     measures = group.measures[:1] if once else group.measures
 
-    seeds = {c.name: c.seeds for c in group.configurations}
     rows = []
     for n, baseline in enumerate(group.baselines):
         # Two baselines are one pair, which is tested once.
         done = group.baselines[: n + 1]
         others = [c for c in group.configurations if c not in done]
-        blocks = {c: find_blocks(seeds, c.name, baseline.name) for c in others}
+        blocks = {c: _blocks_of(group, c, baseline) for c in others}
         rows += [
             _test(group, measure, other, baseline, blocks[other])
             for measure in measures
             for other in others
         ]
     return rows
+
+
+def _blocks_of(group: Group, ours: Configuration, other: Configuration) -> SeedBlocks:
+    seeds = {c.name: c.seeds for c in group.configurations}
+    # With --best lr a row of the blocks is a configuration at one rate.
+    rows = {c.name: len(rates_of(c.all_runs)) or 1 for c in group.configurations}
+    return find_blocks(seeds, ours.name, other.name, rows)
 
 
 def _test(

@@ -15,7 +15,7 @@ other configurations, but has only S - 1 degrees of freedom.
 Shapes: C configurations, S seeds.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import inf, sqrt
@@ -69,43 +69,40 @@ class Spread:
 class SeedBlocks:
     names: tuple[str, ...]
     seeds: tuple[int, ...]
+    rows: int  # of all names together
 
     @property
     def df(self) -> int:
-        return (len(self.names) - 1) * (len(self.seeds) - 1)
+        return (self.rows - 1) * (len(self.seeds) - 1)
 
 
 def find_blocks(
-    seeds: Mapping[str, Collection[int]], one: str, other: str
+    seeds: Mapping[str, Collection[int]],
+    one: str,
+    other: str,
+    rows: Mapping[str, int] = {},
 ) -> SeedBlocks:
     """Returns the complete blocks with both configurations that detect their smallest
     difference.
 
-    `seeds` are those of each configuration. More seeds make the standard error smaller;
-    more configurations make its estimate more precise. With fewer than two common seeds
-    the blocks are only the pair.
+    `seeds` are those of each configuration, and `rows` its rows in the blocks, by
+    default one. More seeds make the standard error smaller; more rows make its estimate
+    more precise. With fewer than two common seeds the blocks are only the pair.
     """
     shared = set(seeds[one]).intersection(seeds[other])
 
-    names = tuple(name for name in seeds if name in (one, other))
-    pair = SeedBlocks(names, tuple(sorted(shared)))
-    return min([pair, *_candidates(seeds, shared)], key=_detectable)
+    def blocks_of(names: Iterable[str], its_seeds: Iterable[int]) -> SeedBlocks:
+        known = tuple(names)
+        number = sum(rows.get(name, 1) for name in known)
+        return SeedBlocks(known, tuple(sorted(its_seeds)), number)
 
-
-def _candidates(
-    seeds: Mapping[str, Collection[int]], shared: Collection[int]
-) -> Iterator[SeedBlocks]:
-    """The blocks of those of the shared seeds that some configuration has, with all
-    configurations that have them."""
-    subsets = set()
-    for own in seeds.values():
-        subsets.add(tuple(sorted(set(own).intersection(shared))))
-
-    for subset in sorted(subsets):
-        names = tuple(
-            name for name, own in seeds.items() if set(own).issuperset(subset)
-        )
-        yield SeedBlocks(names, subset)
+    found = [blocks_of([name for name in seeds if name in (one, other)], shared)]
+    # the shared seeds that some configuration has, with all configurations that have
+    # them
+    for subset in sorted({tuple(sorted(shared & set(own))) for own in seeds.values()}):
+        names = [name for name, own in seeds.items() if set(own).issuperset(subset)]
+        found.append(blocks_of(names, subset))
+    return min(found, key=_detectable)
 
 
 def _detectable(blocks: SeedBlocks) -> float:

@@ -286,6 +286,22 @@ def test_arms_of_unlike_numbers_of_seeds_are_tested_on_those_that_all_have(tmp_p
     assert [row.verdict for row in rows] == ["better", "no difference that matters"]
 
 
+def test_blocks_of_arms_at_several_rates_are_chosen_by_their_degrees_of_freedom(
+    tmp_path,
+):
+    """Four arms lack a seed of the pair, which has six rows and detects more by
+    itself."""
+    arms = {"wide": (2e-3, 2.0), "dual": (2e-3, 1.9), "loop": (2e-3, 1.9)}
+    runs = write_rates(tmp_path, arms, RATES[:3], seeds=4)
+    kept = [run for run in runs if (run.settings.model.block, run.seed) != ("loop", 3)]
+    (made,) = groups_of(kept, best=True, pairs=[("dual", "wide")])
+    (loop,) = [c for c in made.configurations if c.name == "loop"]
+    others = [replace(loop, name=f"{n}") for n in range(3)]
+    six = replace(made, configurations=(*made.configurations, *others))
+    (row,) = differences_of([six])
+    assert (row.seeds, row.configurations, row.df) == (4, 2, 5 * 3)
+
+
 @pytest.mark.parametrize("seeds_gone", [[1], [0, 1, 2]])
 @pytest.mark.parametrize(
     ("best", "gone", "left"), [(6e-3, 8e-3, 4e-3), (1.3e-3, 1e-3, 2e-3)]

@@ -115,8 +115,8 @@ def test_what_does_not_vary_is_certain():
 SEEDS = st.frozensets(st.integers(0, 4))
 
 
-@given(SEEDS, SEEDS, st.lists(SEEDS, max_size=5))
-def test_no_other_complete_blocks_of_a_pair_detect_less(a, wide, others):
+@given(SEEDS, SEEDS, st.lists(SEEDS, max_size=5), st.integers(1, 4))
+def test_no_other_complete_blocks_of_a_pair_detect_less(a, wide, others, its_rows):
     scores = {
         name: dict.fromkeys(sorted(seeds), 0.0)
         for name, seeds in [
@@ -125,7 +125,8 @@ def test_no_other_complete_blocks_of_a_pair_detect_less(a, wide, others):
             *((f"b{n}", s) for n, s in enumerate(others)),
         ]
     }
-    found = find_blocks(scores, "a", "wide")
+    rows = {"a": its_rows}  # of all others one
+    found = find_blocks(scores, "a", "wide", rows)
     assert {"a", "wide"} <= set(found.names)
     assert all(set(found.seeds) <= scores[name].keys() for name in found.names)
     if len(a & wide) < 2:
@@ -133,8 +134,9 @@ def test_no_other_complete_blocks_of_a_pair_detect_less(a, wide, others):
         return
     for size in range(2, len(a & wide) + 1):
         for chosen in itertools.combinations(sorted(a & wide), size):
-            have = sum(set(chosen) <= runs.keys() for runs in scores.values())
-            least = noncentrality((have - 1) * (size - 1)) * math.sqrt(2 / size)
+            have = [name for name in scores if set(chosen) <= scores[name].keys()]
+            df = (sum(rows.get(name, 1) for name in have) - 1) * (size - 1)
+            least = noncentrality(df) * math.sqrt(2 / size)
             assert (
                 noncentrality(found.df) * math.sqrt(2 / len(found.seeds))
                 <= least + 1e-9
