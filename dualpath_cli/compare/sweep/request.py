@@ -70,8 +70,7 @@ class Sweep:
     """Seeds of each configuration: 3 is 0, 1 and 2; 3-5 is 3, 4 and 5. A seed gives the
     same order of data in all."""
     out: Place
-    """Folder of the sweep; the same options continue it, more seeds or values extend
-    it."""
+    """Folder of the sweep; the same options continue it, more seeds extend it."""
     jobs: int = 1
     """Runs at the same time. On CPUs they share the cores; on GPUs each takes the next
     GPU, and several share one where there are more runs than GPUs."""

@@ -92,6 +92,14 @@ def test_controls_spend_what_the_dual_ones_spend():
     assert sizes[1] == pytest.approx(sizes[0], rel=0.01)
 
 
+def test_a_control_more_may_make_the_widths_of_all_cells_finer():
+    """So it can end a sweep in the folder of one without it."""
+    for controls, multiple in ((["wide"], 8), (["wide", "expanded"], 2)):
+        asked = wanted(alphas=[], loops=[4], controls=controls)
+        (wide, *_), _ = solve_cells(asked, SMALL)
+        assert wide.model["ffn_multiple_of"] == multiple
+
+
 @given(
     layers=st.integers(1, 7),
     injection=st.sampled_from(["none", "add", "linear"]),
