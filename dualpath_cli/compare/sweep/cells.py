@@ -196,7 +196,8 @@ class _Kind:
     # the only layer of this kind, among PureWide ones; None: all layers
     place: int | None = None
     core: range = range(0)  # the layers of its core
-    own: Shape = field(default_factory=dict)  # fields of its core, if a control's
+    # fields that are not the backbone's, such as those of its core
+    own: Shape = field(default_factory=dict)
     shape: Shape = field(default_factory=dict)
     # as wide as PureWide, so that parameters are equal instead of FLOPs
     by_parameters: bool = False
@@ -355,10 +356,14 @@ def _kinds(grid: Grid, budget: int, backbone: ModelConfig) -> Iterator[_Kind]:
         yield from by_place(f"a{alpha:g}_k{k}", "dual", target)
     linear = grid.match == "linear"
     if "expanded" in grid.controls and linear and not backbone.repeats_core:
+        # A list by layer would be too short, and means nothing without a deep path.
+        own = {"untied_steps": False} if isinstance(backbone.untied_steps, list) else {}
         # A layer more is an attention pass more: beside K loops the scores are alike.
         for k in looped:
             target = replace(wide, budget=budget // k)
-            yield _Kind(f"expanded_k{k}", "expanded", budget, target, layers_times=k)
+            yield _Kind(
+                f"expanded_k{k}", "expanded", budget, target, layers_times=k, own=own
+            )
 
 
 def _cores(loops: Sequence[int], budget: int, wide: Target) -> Iterator[_Kind]:

@@ -212,6 +212,15 @@ def test_a_varied_entry_of_a_mapping_leaves_the_others(tmp_path):
     assert scales == [{"head": 3, "gate": 0.5}, {"head": 3, "gate": 2}]
 
 
+def test_an_expanded_model_has_no_steps_that_a_list_by_layer_could_untie(tmp_path):
+    words = ["--controls", "expanded", "--seeds", "1"]
+    untied = {"untied_steps": [True, False]}
+    dual, expanded = runs_for(asked(tmp_path, *words, model=untied))
+    assert dual.settings.model.untied_steps == [True, False]
+    assert expanded.settings.model.n_layers == 4
+    assert expanded.settings.model.untied_steps is False
+
+
 def test_values_that_would_have_one_name_are_refused(tmp_path):
     gates = ["--set", "model.gate=my gates.A,my_gates.A"]
     for words, name in (
