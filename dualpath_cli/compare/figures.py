@@ -74,11 +74,12 @@ def captions(
     if any(c.best_rate for c in shown):
         seeds += "; of the tried learning rates, that nearest to the best"
     quality = "Bits per byte against parameters; lower and further left is better."
-    if any(paper_means(group, evaluations) for group in groups):
-        quality += (
-            " Below, the mean of the paper's 17 benchmarks, with a parabola through "
-            "PureWide and PureLoop."
-        )
+    means = [paper_means(group, evaluations) for group in groups]
+    if any(means):
+        quality += " Below, the mean of the paper's 17 benchmarks"
+        if any(map(_controls, means)):
+            quality += ", with a parabola through PureWide and PureLoop"
+        quality += "."
     return {
         "quality": quality,
         "differences": (
@@ -207,14 +208,21 @@ def _draw_quality(
     plain(ax)
 
 
-def _draw_parabola(ax: Axes, scores: Mapping[Configuration, Score]) -> list[Line2D]:
-    """The least-squares parabola of PureWide and PureLoop over parameters, as in the
-    paper's figure; nothing for fewer than three numbers of parameters."""
+def _controls(scores: Mapping[Configuration, Score]) -> list[Configuration]:
+    """PureWide and PureLoop, if they have three numbers of parameters, as a parabola
+    needs."""
     controls = [c for c in scores if c.family in ("wide", "loop")]
-    sizes = np.array([c.parameters / 1e6 for c in controls])
-    if len(set(sizes.tolist())) < 3:
+    return controls if len({c.parameters for c in controls}) > 2 else []
+
+
+def _draw_parabola(ax: Axes, scores: Mapping[Configuration, Score]) -> list[Line2D]:
+    """The least-squares parabola of the controls over parameters, as in the paper's
+    figure."""
+    controls = _controls(scores)
+    if not controls:
         return []
 
+    sizes = np.array([c.parameters / 1e6 for c in controls])
     parabola = np.polyfit(sizes, [scores[c][0] for c in controls], 2)
     x = np.linspace(sizes.min(), sizes.max(), 101)
     return ax.plot(

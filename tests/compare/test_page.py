@@ -259,6 +259,16 @@ def test_four_controls_have_the_parabola_with_the_least_squares(swept):
     assert parabola.get_ydata() == pytest.approx(first + second * x + third * x**2)
 
 
+def test_two_controls_have_no_parabola_and_no_caption_of_one(swept):
+    kept = [c for c in swept.configurations if c.name != "loop_k4"]
+    two = replace(swept, configurations=tuple(kept))
+    rows = evaluated(two)
+    *_, below = figures.quality([two], rows).axes
+    assert not [line for line in below.lines if line.get_linestyle() == "--"]
+    caption = figures.captions([two], rows)["quality"]
+    assert caption.endswith("Below, the mean of the paper's 17 benchmarks.")
+
+
 @pytest.mark.parametrize("change", [{"configuration": "others"}, {"documents": 9}])
 def test_a_mean_that_a_configuration_lacks_is_not_drawn(swept, change):
     rows = evaluated(swept)
