@@ -117,8 +117,9 @@ def _planned_run(
     variant: Variant, seed: int, design: Design, shared: Settings
 ) -> PlannedRun:
     name = variant.name
-    lr = float(variant.values.get(RATE, shared.optim.lr))
-    recipe = _with_rate(design.recipe, shared, lr)
+    recipe = design.recipe
+    if RATE in variant.values:
+        recipe = _with_rate(recipe, shared, float(variant.values[RATE]))
     for key, value in variant.values.items():
         if key != RATE:  # set already, with the rates at both ends
             recipe = merge(recipe, nested(key, value))

@@ -290,6 +290,11 @@ def test_optimizers_and_rates_are_varied_and_the_other_rates_keep_their_ratio(tm
     assert found == {(name, *its) for name in ("adamw", "muon") for its in rates}
 
 
+def test_rates_that_are_not_varied_are_the_recipes_to_the_last_digit(tmp_path):
+    runs = runs_for(asked(tmp_path, optim={"lr_end": 1.2345678e-5}))
+    assert {run.settings.optim.lr_end for run in runs} == {1.2345678e-5}
+
+
 def costs_of(
     tmp_path: Path, *words: str, **sections: Any
 ) -> dict[str, costs.ConfigurationCost]:
