@@ -197,16 +197,41 @@ def _score(c: Configuration, measure: str, error: bool) -> tuple[float, float | 
     return c.mean(measure), c.standard_error(measure) if error else None
 
 
+DETECTABLE = "detectable: the smallest true difference found at 5 % with 80 % power"
+
+
 def tables_of_tests(rows: Sequence[Difference], total: int) -> list[Table]:
     """A table for each group and baseline, or its pairs; `total` tests were made in
     all."""
-    tests = amount("tests", total)
-    return [
-        _table_of_pairs(part, tests)
-        if part[0].order
-        else _table_of_baseline(part, tests)
-        for part in shown_together(rows)
-    ]
+    return [_table_of_tests(part, total) for part in shown_together(rows)]
+
+
+def _table_of_tests(part: Sequence[Difference], total: int) -> Table:
+    """Tests against one baseline, corrected together with all others, or of pairs in a
+    fixed order."""
+    first = part[0]
+    columns: Columns[Difference]
+    if first.order is None:
+        columns = [(Column("configuration"), lambda d: d.configuration)]
+        against = f" minus those of {first.baseline}"
+        corrected = "Holm: p corrected for the number of tests"
+        notes = [corrected, f"{DETECTABLE}, uncorrected"]
+    else:
+        columns = [(Column("pair"), pair_of)]
+        against = ", pairs in a fixed order"
+        notes = [
+            "each pair is tested at 5 %, and only if every pair before it differed; "
+            "the chance of any false difference is 5 % in all",
+            DETECTABLE,
+        ]
+    if not any(row.tested for row in part):
+        notes = []
+
+    columns += [(Column("verdict"), _first_words), *_columns_of_tests(part)]
+    title = f"{first.group}: bits per byte{against}, {amount('tests', total)} in all"
+    caption = "; ".join([*notes, *_notes_on_tests(part)])
+    table = Table.of(part, columns, title, caption)
+    return _with_shared_in_caption(table, "on", "detectable", "test", "df", "seeds")
 
 
 def _first_words(row: Difference) -> str:
@@ -214,48 +239,7 @@ def _first_words(row: Difference) -> str:
     return row.verdict.partition(";")[0]
 
 
-def _table_of_pairs(part: Sequence[Difference], tests: str) -> Table:
-    """The tests of pairs in a fixed order."""
-    columns: Columns[Difference] = [
-        (Column("pair"), pair_of),
-        (Column("verdict"), lambda d: d.verdict),
-        *_columns_of_tests(part, corrected=False),
-    ]
-    caption = []
-    if any(row.tested for row in part):
-        caption += [
-            "each pair is tested at 5 %, and only if every pair before it differed; "
-            "the chance of any false difference is 5 % in all",
-            "detectable: the smallest true difference found at 5 % with 80 % power",
-        ]
-    caption += _notes_on_tests(part, {row.verdict for row in part})
-    title = f"{part[0].group}: bits per byte, pairs in a fixed order, {tests} in all"
-    return _table_of_tests(part, columns, title, caption)
-
-
-def _table_of_baseline(part: Sequence[Difference], tests: str) -> Table:
-    """The tests against one baseline, corrected together with all others."""
-    columns: Columns[Difference] = [
-        (Column("configuration"), lambda d: d.configuration),
-        (Column("verdict"), _first_words),
-        *_columns_of_tests(part, corrected=True),
-    ]
-    caption = []
-    if any(row.tested for row in part):
-        caption += [
-            "Holm: p corrected for the number of tests",
-            "detectable: the smallest true difference found at 5 % with 80 % power, "
-            "uncorrected",
-        ]
-    caption += _notes_on_tests(part, {_first_words(row) for row in part})
-    baseline = part[0].baseline
-    title = f"{part[0].group}: bits per byte minus those of {baseline}, {tests} in all"
-    return _table_of_tests(part, columns, title, caption)
-
-
-def _columns_of_tests(
-    part: Sequence[Difference], corrected: bool
-) -> Columns[Difference]:
+def _columns_of_tests(part: Sequence[Difference]) -> Columns[Difference]:
     columns: Columns[Difference] = [
         (Column("on"), lambda d: d.measure),
         (
@@ -279,7 +263,7 @@ def _columns_of_tests(
     hidden = set()
     if not tested:
         hidden.add("p")
-    if not tested or not corrected:
+    if not tested or part[0].order is not None:
         hidden.add("Holm")
     if part[0].margin is None:
         hidden.add("90 % interval")
@@ -292,8 +276,9 @@ def _has_bends(part: Sequence[Difference]) -> bool:
     return any(row.bend == row.bend for row in part)  # not nan
 
 
-def _notes_on_tests(part: Sequence[Difference], verdicts: set[str]) -> list[str]:
+def _notes_on_tests(part: Sequence[Difference]) -> list[str]:
     """The parts of a caption that follow from the rows and their verdicts."""
+    verdicts = {_first_words(row) for row in part}
     notes = []
     if _has_bends(part):
         notes.append(
@@ -320,16 +305,6 @@ def _notes_on_tests(part: Sequence[Difference], verdicts: set[str]) -> list[str]
     if "undecided" in verdicts:
         notes.append("undecided: the 95 % interval includes 0")
     return notes
-
-
-def _table_of_tests(
-    part: Sequence[Difference],
-    columns: Columns[Difference],
-    title: str,
-    caption: Sequence[str],
-) -> Table:
-    table = Table.of(part, columns, title, "; ".join(caption))
-    return _with_shared_in_caption(table, "on", "detectable", "test", "df", "seeds")
 
 
 def _with_shared_in_caption(table: Table, *headings: str) -> Table:
