@@ -16,11 +16,8 @@ from dualpath_cli.base.folders import check_inside
 from dualpath_cli.base.locks import exclusive
 from dualpath_cli.base.output import amount
 from dualpath_cli.compare.configurations import FAMILIES, siblings_of
-from dualpath_cli.compare.runs import (
-    TrainedRun,
-    decisive_values,
-    read_trained_run,
-)
+from dualpath_cli.compare.finished import read_finished_runs
+from dualpath_cli.compare.runs import decisive_values
 from dualpath_cli.compare.sweep.cells import SweepCell, solve_cells
 from dualpath_cli.compare.sweep.costs import (
     costs_of,
@@ -43,12 +40,8 @@ from dualpath_cli.compare.sweep.runner import (
     run_all,
     write_array,
 )
-from dualpath_cli.compare.sweep.runs import PlannedRun, planned_in, write_recipes
-from dualpath_cli.compare.tried_rates import (
-    edge_of,
-    with_diverged_rates,
-    without_diverged_rates,
-)
+from dualpath_cli.compare.sweep.runs import PlannedRun, write_recipes
+from dualpath_cli.compare.tried_rates import edge_of, without_diverged_rates
 from dualpath_cli.flops.widths import TOLERANCE
 from dualpath_cli.recipe.keys import SCALED_RATES
 from dualpath_cli.recipe.recipes import Recipe, dump, merge
@@ -285,20 +278,10 @@ def _best_rates_at_edges(runs: Sequence[PlannedRun], out: Path) -> Iterator[str]
     if RATE not in runs[0].varied:
         return
 
-    trained = []
-    unfinished = []
-    own = [run.folder for run in runs]
-    for folder in dict.fromkeys([*own, *(files.folder for files in planned_in(out))]):
-        # of a run that has not begun, or that compare will refuse
-        with suppress(UserError):
-            found = read_trained_run(folder)
-            if isinstance(found, TrainedRun):
-                trained.append(found)
-            else:
-                unfinished.append(folder)
-
-    with suppress(UserError):  # of runs that also differ in another rate
-        found_all = with_diverged_rates(trained, unfinished)
-        for siblings in siblings_of(found_all, best=True):
+    in_order = [*(str(run.folder) for run in runs), str(out)]
+    # of runs that compare will refuse, or that also differ in another rate
+    with suppress(UserError):
+        trained, _ = read_finished_runs(in_order, own_classes=True)
+        for siblings in siblings_of(trained, best=True):
             if edge := edge_of(without_diverged_rates(siblings.runs)):
                 yield f"{siblings.runs[0].settings.run.recipe} is {edge}"

@@ -81,7 +81,7 @@ def test_a_best_rate_is_that_of_all_seeds_in_the_folder(words, tmp_path, capsys)
     table = tmp_path / "sweep/runs/wide-lr_0.004/seed_0/validation.csv"
     text = table.read_text()
     assert text.endswith(",2.0,1.0\n")
-    table.write_text(text.removesuffix("1.0\n") + "0.5\n")
+    table.write_text(text.removesuffix("2.0,1.0\n") + "1.0,0.5\n")
 
     capsys.readouterr()
     assert main([*words, "--yes", "--seeds", "1-1"]) == 0
