@@ -154,21 +154,16 @@ def edge_of(runs: Sequence[TrainedRun], seeds: Sequence[int] | None = None) -> s
     scores_KS = scores_by_rate(runs, AGGREGATE, seeds).tolist()
     means = [fmean(scores) for scores in scores_KS]
     best = rates[means.index(min(means))]
+    if rates[0] < best < rates[-1]:
+        return ""
 
-    diverged = runs[0].diverged
-    if best == rates[0]:
-        if lower := [rate for rate in diverged if rate < best]:
-            return _beside_diverged(best, max(lower))
-        return f"best at {best:g}, its lowest learning rate; train it at a lower one"
-    if best == rates[-1]:
-        if higher := [rate for rate in diverged if rate > best]:
-            return _beside_diverged(best, min(higher))
-        return f"best at {best:g}, its highest learning rate; train it at a higher one"
-    return ""
-
-
-def _beside_diverged(best: float, diverged: float) -> str:
-    return (
-        f"best at {best:g}; runs at {diverged:g} went wrong; train it at a rate "
-        "between them"
-    )
+    is_lowest = best == rates[0]
+    beyond = [rate for rate in runs[0].diverged if (rate < best) == is_lowest]
+    if beyond:
+        nearest = min(beyond, key=lambda rate: abs(rate - best))
+        return (
+            f"best at {best:g}; runs at {nearest:g} went wrong; train it at a rate "
+            "between them"
+        )
+    end, way = ("lowest", "lower") if is_lowest else ("highest", "higher")
+    return f"best at {best:g}, its {end} learning rate; train it at a {way} one"
