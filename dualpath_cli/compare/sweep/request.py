@@ -12,7 +12,7 @@ from dualpath_cli.compare.sweep.cells import CONTROLS, Grid
 from dualpath_cli.flops.widths import FlopMatch
 from dualpath_cli.recipe import recipes
 from dualpath_cli.recipe.keys import DECIDED_BY_SWEEP, FREE
-from dualpath_cli.recipe.recipes import Recipe
+from dualpath_cli.recipe.recipes import Recipe, merge, nested
 from dualpath_cli.run.run_folder import RECIPE, VERSIONS, complete_checkpoints
 from dualpath_cli.spec.config import RANGES
 
@@ -123,7 +123,7 @@ def read_request(options: Sweep, recipe: Recipe) -> Design:
         )
     varied, fixed = _varied_and_fixed(options.set)
     for key, value in fixed.items():
-        recipe = _with_value(recipe, key, value)
+        recipe = merge(recipe, nested(key, value))
     return Design(recipe, options, grid, varied, _seeds(options.seeds), out)
 
 
@@ -254,11 +254,6 @@ def _varied_and_fixed(words: Sequence[str]) -> tuple[Varied, dict[str, Any]]:
         # By their texts: True equals 1, but is another value.
         varied[key] = list({repr(value): value for value in together}.values())
     return varied, fixed
-
-
-def _with_value(recipe: Recipe, key: str, value: Any) -> Recipe:
-    section, _, name = key.partition(".")
-    return {**recipe, section: {**recipe.get(section, {}), name: value}}
 
 
 def _key_and_values(word: str) -> tuple[str, list[Any]]:
