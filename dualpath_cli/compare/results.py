@@ -156,15 +156,11 @@ def write_comparison(comparison: Comparison, out: Path) -> list[Path]:
 
 
 def _lead(comparison: Comparison) -> str:
-    folders = {
-        run.folder
-        for group in comparison.groups
-        for c in group.configurations
-        for run in c.all_runs
-    }
+    shown = [c for group in comparison.groups for c in group.configurations]
+    runs = sum(len(c.all_runs) for c in shown)
     tests = "tests of the differences, " if comparison.tests_made else ""
     return (
-        f"Bits per byte of {amount('runs', len(folders))} on validation text, lower is "
+        f"Bits per byte of {amount('runs', runs)} on validation text, lower is "
         f"better: means over seeds beside the costs of each model, {tests}and training "
         "curves."
     )
