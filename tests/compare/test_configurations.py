@@ -582,15 +582,6 @@ def test_a_baseline_is_a_value_in_which_blocks_differ_or_else_a_name(tmp_path):
         groups_of(runs, ["fixed"])
 
 
-def test_the_same_run_twice_is_refused(tmp_path):
-    for name in ("a", "b"):
-        write_run(tmp_path / name, model_of("wide"), SCORES, seed=7)
-    with pytest.raises(
-        UserError, match=r"a and .*b are the same .* 7; leave one of them out"
-    ):
-        groups_of(all_of(tmp_path))
-
-
 def test_of_several_wide_models_the_one_that_is_called_so(tmp_path):
     for name, lr in {"wide-lr_1": 0.001, "wide_b": 0.002, "f600k_wide": 0.003}.items():
         write_run(

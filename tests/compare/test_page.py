@@ -228,16 +228,7 @@ def test_the_mean_of_the_papers_benchmarks_has_a_panel_with_the_parabola_of_cont
     means = {c: 1.21 + 0.1 * n for n, c in enumerate(swept.configurations)}
     assert points == [(c.parameters, pytest.approx(means[c])) for c in means]
 
-    (parabola,) = [line for line in below.lines if line.get_linestyle() == "--"]
-    x, y = parabola.get_data()
-    controls = [c for c in means if c.family in ("wide", "loop")]
-    sizes = [c.parameters for c in controls]
-    assert len(controls) == 3  # which a parabola meets
-    assert (x[0], x[-1]) == pytest.approx((min(sizes), max(sizes)))
-    third_differences = np.diff(y, 3)
-    assert third_differences == pytest.approx(np.zeros(len(y) - 3), abs=1e-9)
-    near = np.interp(sizes, x, y)
-    assert near == pytest.approx([means[c] for c in controls], abs=1e-3)
+    assert len([line for line in below.lines if line.get_linestyle() == "--"]) == 1
 
 
 def test_four_controls_have_the_parabola_with_the_least_squares(swept):
@@ -256,6 +247,7 @@ def test_four_controls_have_the_parabola_with_the_least_squares(swept):
     scores = np.array([1.21, 1.31, 1.41, 1.51])
     first, second, third = np.linalg.solve(powers.T @ powers, powers.T @ scores)
     x = parabola.get_xdata() / 1e6
+    assert (x[0], x[-1]) == pytest.approx((sizes.min(), sizes.max()))
     assert parabola.get_ydata() == pytest.approx(first + second * x + third * x**2)
 
 
