@@ -11,7 +11,7 @@ from typing import Any
 
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.compare.sweep.cells import SHAPING, Shape, SweepCell
-from dualpath_cli.compare.sweep.request import Design
+from dualpath_cli.compare.sweep.request import Design, Varied
 from dualpath_cli.compare.sweep.runs import PlannedRun, files_of
 from dualpath_cli.flops import count
 from dualpath_cli.recipe.keys import has_effect
@@ -77,17 +77,7 @@ def _variants(cells: Sequence[SweepCell], design: Design) -> list[Variant]:
             continue  # its widths were solved for another value
 
         model = _model_of(cell, values, design.recipe)
-        own = {}
-        for key, value in values.items():
-            if not has_effect(key, model) or key.removeprefix("model.") in cell.model:
-                continue
-            if isinstance(value, Mapping):
-                values_of_key = design.varied[key]
-                mappings = [each for each in values_of_key if isinstance(each, Mapping)]
-                if not any(_with_effect(key, each, model) for each in mappings):
-                    continue
-                value = _with_effect(key, value, model)
-            own[key] = value
+        own = _own_values(cell, values, model, design.varied)
         variant = Variant(_with_experts(replace(cell, shape={}), model), own)
         # By its text: True equals 1, but is another setting.
         found.setdefault(repr(variant), variant)
@@ -99,6 +89,28 @@ def _variants(cells: Sequence[SweepCell], design: Design) -> list[Variant]:
                 f"{times} configurations would have the name '{name}'; leave some out"
             )
     return variants
+
+
+def _own_values(
+    cell: SweepCell, values: Mapping[str, Any], model: ModelConfig, varied: Varied
+) -> dict[str, Any]:
+    """The values of those keys that matter to a cell's model and are not the cell's."""
+    own = {}
+    for key, value in values.items():
+        is_of_cell = key.removeprefix("model.") in cell.model
+        if is_of_cell or not has_effect(key, model):
+            continue
+
+        if not isinstance(value, Mapping):
+            own[key] = value
+            continue
+
+        # Such as `gate: 0.5` of optim.lr_scale, which a model without gates lacks. The
+        # key varies if any of its mappings has an entry that matters.
+        mappings = [each for each in varied[key] if isinstance(each, Mapping)]
+        if any(_with_effect(key, each, model) for each in mappings):
+            own[key] = _with_effect(key, value, model)
+    return own
 
 
 def _with_effect(
