@@ -372,26 +372,20 @@ def _draw_losses(
     in_minutes = along == HOURS and max(c.hours for c in group.configurations) < 2
     scaling = [np.zeros((1, 1))] if baseline else []  # losses that set the scale
     for c, color, dashes in styles(group):
-        if baseline and (c is baseline or not set(c.seeds) & set(baseline.seeds)):
+        points_SP3 = _points_to_draw(c, baseline)
+        if not points_SP3.size:
             continue
-        ours, *theirs = shared_points([c, baseline] if baseline else [c])
-        if not ours.shape[1]:
-            continue  # its seeds were logged at different steps
 
-        x = ours[..., along].mean(0)
-        if in_minutes:
-            x = 60 * x
-        values_SP = ours[..., LOSS]
-        if theirs:
-            values_SP = values_SP - theirs[0][..., LOSS]
-        scaling.append(values_SP[:, x >= START * x[-1]])
+        x = points_SP3[..., along].mean(0) * (60 if in_minutes else 1)
+        losses_SP = points_SP3[..., LOSS]
+        scaling.append(losses_SP[:, x >= START * x[-1]])
 
-        lowest = values_SP.min(0)
-        highest = values_SP.max(0)
+        lowest = losses_SP.min(0)
+        highest = losses_SP.max(0)
         ax.fill_between(x, lowest, highest, color=color, alpha=0.12, linewidth=0)
         ax.plot(
             x,
-            values_SP.mean(0),
+            losses_SP.mean(0),
             color=color,
             linestyle=dashes,
             linewidth=1.1,
@@ -400,10 +394,10 @@ def _draw_losses(
 
     if scaling:
         _set_limits(ax, scaling)
-    ax.set_xlabel("training tokens")
     if along == HOURS:
         ax.set_xlabel(f"measured {'minutes' if in_minutes else 'hours'} of training")
     else:
+        ax.set_xlabel("training tokens")
         ax.xaxis.set_major_formatter(COUNTS)
 
     if baseline:
@@ -411,12 +405,28 @@ def _draw_losses(
     else:
         ax.set_title(group.name, fontsize=9)
         ax.set_ylabel("training loss (nats per token)")
-        if scaling and along == TOKENS:
-            corner = (1.0, 1.0)
-            ax.legend(
-                frameon=False, fontsize=7, loc="upper left", bbox_to_anchor=corner
-            )
+    if scaling and along == TOKENS and not baseline:
+        corner = (1.0, 1.0)
+        ax.legend(frameon=False, fontsize=7, loc="upper left", bbox_to_anchor=corner)
     plain(ax)
+
+
+def _points_to_draw(c: Configuration, baseline: Configuration | None) -> Floats:
+    """A configuration's points (S, P, 3); with a baseline minus its losses, at the
+    seeds and tokens of both.
+
+    Empty for the baseline itself, without a common seed, and where seeds were logged at
+    different steps.
+    """
+    if baseline is None:
+        (points,) = shared_points([c])
+        return points
+    if c is baseline or not set(c.seeds) & set(baseline.seeds):
+        return np.empty((0, 0, 3))
+
+    points, theirs = shared_points([c, baseline])
+    points[..., LOSS] -= theirs[..., LOSS]
+    return points
 
 
 def _set_limits(ax: Axes, values: Sequence[Floats]) -> None:
