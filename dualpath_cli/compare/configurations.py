@@ -386,24 +386,27 @@ def _trained_flops(settings: Settings) -> float:
 
 
 def _names(runs: Sequence[TrainedRun]) -> list[str]:
-    """The recipe's name. Where several runs have one name, the run's name follows, or
-    the values in which they differ: in a sweep a run's name is only its seed."""
-    names = []
-    for run in runs:
-        recipe = run.settings.run.recipe
-        alike = [other for other in runs if other.settings.run.recipe == recipe]
-        run_names = {other.settings.run.name for other in alike}
-        are_seeds = any(map(SEED_NAME.fullmatch, run_names))
+    """A name for each configuration, by its first run."""
+    of_recipe = partition(runs, lambda run: run.settings.run.recipe)
+    return [_name_of(run, of_recipe[run.settings.run.recipe]) for run in runs]
 
-        if len(alike) == 1:
-            names.append(recipe)
-        elif len(run_names) == len(alike) and not are_seeds:
-            names.append(f"{recipe}/{run.settings.run.name}")
-        else:
-            keys = {key for other in alike for key in different_keys(run, other)}
-            words = [word_of(run, key) for key in sorted(keys)]
-            names.append(" ".join([recipe, *words]))
-    return names
+
+def _name_of(run: TrainedRun, alike: Sequence[TrainedRun]) -> str:
+    """The recipe's name. Where several configurations are `alike` in it, the run's name
+    follows, or the values in which they differ: in a sweep a run's name is only its
+    seed."""
+    recipe = run.settings.run.recipe
+    if len(alike) == 1:
+        return recipe
+
+    run_names = {other.settings.run.name for other in alike}
+    all_differ = len(run_names) == len(alike)
+    if all_differ and not any(map(SEED_NAME.fullmatch, run_names)):
+        return f"{recipe}/{run.settings.run.name}"
+
+    keys = {key for other in alike for key in different_keys(run, other)}
+    words = [word_of(run, key) for key in sorted(keys)]
+    return " ".join([recipe, *words])
 
 
 def different_keys(one: TrainedRun, other: TrainedRun) -> set[str]:
