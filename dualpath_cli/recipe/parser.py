@@ -95,6 +95,8 @@ class Parser(ArgumentParser):
         super().__init__(
             exit_on_error=False, add_help=False, allow_abbrev=False, **settings
         )
+        # Python 3.14 colours help on a terminal, where `say` shows each escape as text.
+        self.color = False
 
     def read(self, base: Mapping[str, Any], arguments: Sequence[str] = ()) -> Namespace:
         """Returns `base` with the keys that `arguments` set, and no default of any

@@ -119,6 +119,13 @@ def test_a_help_lists_needed_options_first_under_their_own_names(name):
     assert "+ " not in " ".join(re.findall(r"^  (--.*?)(?:   |$)", text, re.MULTILINE))
 
 
+@pytest.mark.parametrize("recipe", [False, True])
+def test_a_help_has_no_colours(recipe, monkeypatch):
+    """Python 3.14 would give it some; they are escapes, which `say` shows as text."""
+    monkeypatch.setenv("PYTHON_COLORS", "1")
+    assert "\x1b" not in help_of(COMMANDS["fit"], recipe)
+
+
 def test_the_help_of_prepare_says_from_which_option_on_there_are_keys_of_a_recipe():
     text = help_of(COMMANDS["prepare"])
     first = re.search(r"options from (--[\w-]+) on are also keys of a recipe", text)
