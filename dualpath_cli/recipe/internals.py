@@ -27,11 +27,11 @@ def type_of(action: Action) -> Any:
 
 
 @contextmanager
-def reading_numbers_by(loader: type) -> Iterator[None]:
-    """Within it, jsonargparse reads a text as a number by this YAML loader.
+def reading_by(loader: type) -> Iterator[None]:
+    """Within it, jsonargparse reads values, and texts of numbers, by this YAML loader.
 
-    `set_loader` is asked for values, but not for the text of a number: by YAML 1.1,
-    0x10 is 16 and 1:30 is 90.
+    `set_loader` would not be asked for the text of a number: by YAML 1.1, 0x10 is 16
+    and 1:30 is 90.
     """
     before = _loaders_dumpers.yaml_default_loader
     _loaders_dumpers.yaml_default_loader = loader  # type: ignore[assignment]

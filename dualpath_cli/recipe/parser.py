@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any, Literal, TypeVar
 
 import yaml
-from jsonargparse import ArgumentParser, Namespace, set_loader
+from jsonargparse import ArgumentParser, Namespace
 from jsonargparse.typing import register_type
 
 from dualpath_cli.base.errors import UserError, did_you_mean
@@ -28,36 +28,13 @@ from dualpath_cli.base.ranges import (
 )
 from dualpath_cli.recipe.dialect import Loader, yaml_fault
 from dualpath_cli.recipe.elsewhere import called_here
-from dualpath_cli.recipe.internals import actions_of, reading_numbers_by, type_of
+from dualpath_cli.recipe.internals import actions_of, reading_by, type_of
 
 T = TypeVar("T")
-MODE = "dualpath"
-"""jsonargparse's name of parsers that read values as recipes do; other parsers stay as
-they are."""
 CLASSES = ("callbacks", "plugins", "profiler", "logger")
 """The keys of a trainer's section that name classes; a class runs code."""
 A_CLASS = "a class is {class_path: PACKAGE.CLASS, init_args: {NAME: VALUE}}"
 _AS_YAML = {"True": "true", "False": "false", "None": "null"}
-
-
-def _value(text: str) -> Any:
-    """Reads a value on the command line like one in a recipe."""
-    value = yaml.load(text, Loader=Loader)
-    is_mapping = isinstance(value, dict) and value
-    if not is_mapping or any(part is not None for part in value.values()):
-        return value
-
-    # As in jsonargparse's own loader: YAML takes a path that ends with a colon, and
-    # {a, b}, for mappings to null.
-    plain = text.strip()
-    names = plain.strip(" {}").replace(" ", "").split(",")
-    first = next(iter(value))
-    if plain == f"{first}:" or set(names) == set(value):
-        return text
-    return value
-
-
-set_loader(MODE, _value, (yaml.YAMLError,))
 
 
 register_type(
@@ -90,7 +67,6 @@ class Parser(ArgumentParser):
     one."""
 
     def __init__(self, **settings: Any) -> None:
-        settings.setdefault("parser_mode", MODE)
         # A mistyped option must not be taken for another option.
         super().__init__(
             exit_on_error=False, add_help=False, allow_abbrev=False, **settings
@@ -115,7 +91,7 @@ class Parser(ArgumentParser):
     def _parsed(
         self, base: Mapping[str, Any], arguments: Sequence[str] = ()
     ) -> Namespace:
-        with reading_numbers_by(Loader):
+        with reading_by(Loader):
             parsed = self.parse_object(deepcopy(dict(base)), defaults=False)
             if arguments:
                 parsed = self.parse_args([*arguments], namespace=parsed, defaults=False)

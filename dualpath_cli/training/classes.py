@@ -16,7 +16,9 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LightningArgumentParser
 
 from dualpath_cli.base.errors import UserError, did_you_mean
-from dualpath_cli.recipe.parser import A_CLASS, CLASSES, MODE, reason_of
+from dualpath_cli.recipe.dialect import Loader
+from dualpath_cli.recipe.internals import reading_by
+from dualpath_cli.recipe.parser import A_CLASS, CLASSES, reason_of
 from dualpath_cli.recipe.settings import Settings
 from dualpath_cli.spec.own_checks import find_class
 
@@ -35,7 +37,7 @@ _INSTEAD = {
 
 def trainer_parser() -> LightningArgumentParser:
     """The parser of the section `trainer`, with Trainer's own arguments and types."""
-    parser = LightningArgumentParser(exit_on_error=False, parser_mode=MODE)
+    parser = LightningArgumentParser(exit_on_error=False)
     parser.add_argument("--seed_everything", type=int)
     parser.add_lightning_class_args(Trainer, "trainer")
     return parser
@@ -58,7 +60,8 @@ def read_trainer(
         "seed_everything": settings.seed_everything,
     }
     try:
-        return parser.parse_object(base, defaults=False)
+        with reading_by(Loader):
+            return parser.parse_object(base, defaults=False)
     except ArgumentError as error:
         key = str(error).partition('"')[2].partition('"')[0]
         reason, _, own_names = reason_of(error).partition(" Subclass types expect")
