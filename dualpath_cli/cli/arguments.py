@@ -182,8 +182,8 @@ def read_arguments(command: Command, given: Sequence[str]) -> Arguments:
 
 
 def join_values(given: Sequence[str], parser: Parser) -> list[str]:
-    """Writes options by their names in the parser, with a single value as
-    `--option=value`.
+    """Writes options by their names in the parser, each value as `--option=value`; an
+    option with several values is written once for each.
 
     Dashes and underscores are the same. A value may begin with one dash, such as -80M,
     but not with two. A section is a mapping or, as in Lightning, the path of a file
@@ -204,8 +204,9 @@ def join_values(given: Sequence[str], parser: Parser) -> list[str]:
         if short in nargs and argument[2:3] not in ("", "="):  # -cNAME
             argument = f"{short}={argument[2:]}"
         if argument.startswith("-"):
-            argument = _with_value(argument, rest, names, nargs)
-        joined.append(argument)
+            joined += _with_values(argument, rest, names, nargs)
+        else:
+            joined.append(argument)
 
     # argparse takes values without an option only in one row.
     has_positional = any(not action.option_strings for action in actions_of(parser))
@@ -214,10 +215,11 @@ def join_values(given: Sequence[str], parser: Parser) -> list[str]:
     return joined
 
 
-def _with_value(
+def _with_values(
     argument: str, rest: list[str], names: Mapping[str, str], nargs: Mapping[str, Any]
-) -> str:
-    """An option with its value, which is taken from the arguments that follow.
+) -> list[str]:
+    """An option with each of its values, which are taken from the arguments that
+    follow; by itself if it takes none.
 
     `names` are the parser's, by the name with _ for - and without leading dashes;
     `nargs` are argparse's numbers of values.
@@ -229,36 +231,29 @@ def _with_value(
     is_long = option.startswith("--")
     is_entry = is_long and "." in option
     number = nargs.get(option, 0)
-    takes_one = is_entry or number is None
     takes_many = number == "+"
+    takes_value = is_entry or takes_many or number is None
 
-    value = text if equals else None
-    following = rest[-1] if rest else "--"  # no value, as before another option
-    if value is None and takes_one and not following.startswith("--"):
-        value = rest.pop()
-    elif value is None and takes_many and re.match("-[^-]", following):
-        value = rest.pop()
-        # The option again, for its further values.
-        if rest and not rest[-1].startswith("-"):
-            rest.append(option)
+    values = [text] if equals else []
+    is_followed = bool(rest) and not rest[-1].startswith("--")
+    if takes_value and is_followed and not equals:
+        values.append(rest.pop())
+        while takes_many and rest and not rest[-1].startswith("-"):
+            values.append(rest.pop())
 
-    if value is None:
-        # An unknown key is refused as such, with or without a value.
-        is_known = ".".join(option.split(".")[:2]) in nargs
-        # argparse takes several values from the arguments that follow.
-        is_followed = not following.startswith("-")
-        if (takes_one and is_known) or (takes_many and not is_followed):
-            raise UserError(f"{option} needs a value")
-        return option
-
-    if is_long and value == "--":
+    # An unknown key is refused as such, with or without a value.
+    is_known = ".".join(option.split(".")[:2]) in nargs
+    lacks_value = takes_value and is_known and not values
+    if lacks_value or (is_long and "--" in values):  # argparse drops `--`
         raise UserError(f"{option} needs a value")
+    if not values:
+        return [option]
 
     has_recipe = "run.name" in names
     is_section = has_recipe and option.removeprefix("--") in SECTIONS
-    if is_section and isfile(value):
-        value = _section_in_file(option, value)
-    return f"{option}={value}"
+    if is_section and isfile(values[0]):
+        values = [_section_in_file(option, values[0])]
+    return [f"{option}={value}" for value in values]
 
 
 def _name_in_parser(written: str, names: Mapping[str, str]) -> str:

@@ -111,11 +111,13 @@ class Parser(ArgumentParser):
             except ArgumentError:
                 return self._wrong(key, value)
 
-        for option, *values in _by_option(arguments):
+        before = ""
+        for argument in arguments:
             try:
-                self._parsed(base, [option, *values])
+                self._parsed(base, [argument])
             except ArgumentError:
-                return self._wrong_argument(option, values)
+                return self._wrong_argument(argument, before)
+            before = argument.partition("=")[0]
         return ""
 
     def _leaves(self, base: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
@@ -158,8 +160,13 @@ class Parser(ArgumentParser):
             return ""
         return f"set all of {action.dest} instead: {describe(annotation)}"
 
-    def _wrong_argument(self, option: str, values: Sequence[str]) -> str:
-        name, equals, value = option.partition("=")
+    def _wrong_argument(self, argument: str, before: str) -> str:
+        """The message for an argument that cannot be read; `before` is the option or
+        argument in front of it."""
+        name, _, value = argument.partition("=")
+        if not name.startswith("-"):
+            return self._stray(argument, before)
+
         key = name.lstrip("-").removesuffix("+")
         for action in actions_of(self):
             if name in action.option_strings:
@@ -167,21 +174,15 @@ class Parser(ArgumentParser):
                 break
         action_of_key = self._action(key)
 
-        takes_none = action_of_key is not None and action_of_key.nargs == 0
-        if not name.startswith("-"):
-            return self._stray(option)
-        if values and (equals or takes_none):
-            takes_several = action_of_key is not None and action_of_key.default == []
-            return self._stray(values[0], name if takes_several else "")
         if action_of_key is None:
             return self.unknown(name)
-        if takes_none and equals:
+        if action_of_key.nargs == 0:
             return (
                 f"{name} takes no value such as '{value:.60}'; give {name}, or leave "
                 "it out"
             )
         if not self._is_section(key):
-            return self._wrong(key, value if equals else " ".join(values))
+            return self._wrong(key, value)
 
         try:
             content = yaml.load(value, Loader=Loader)
@@ -194,13 +195,17 @@ class Parser(ArgumentParser):
             f"--{key}.KEY VALUE"
         )
 
-    def _stray(self, argument: str, after: str = "") -> str:
-        """The message for an argument that is not an option's value; `after` is an
-        option before it that is given once for each value."""
+    def _stray(self, argument: str, before: str) -> str:
+        """The message for an argument that is not an option's value; `before` is the
+        option or argument in front of it."""
         others = self.arguments or ()
+        takes_several = any(
+            before in action.option_strings and action.default == []
+            for action in actions_of(self)
+        )
         way_out = "leave it out, or put its option before it (see --help)"
-        if after:
-            way_out = f"give it as {after} {argument}"
+        if takes_several:
+            way_out = f"give it as {before} {argument}"
         elif self.subject and not any(text.startswith(self.subject) for text in others):
             way_out = f"give it as {self.subject} {argument}"
         return f"unexpected argument '{argument}'; {way_out}"
@@ -320,19 +325,6 @@ def _nested(key: str) -> str:
     for section in reversed(sections):
         text = f"{section}: {{{text}}}"
     return text
-
-
-def _by_option(arguments: Sequence[str]) -> list[list[str]]:
-    """Each option with its values, and each argument before all options by itself."""
-    parts: list[list[str]] = []
-    for argument in arguments:
-        is_value = not argument.startswith("-")
-        after_option = bool(parts) and parts[-1][0].startswith("-")
-        if is_value and after_option:
-            parts[-1].append(argument)
-        else:
-            parts.append([argument])
-    return parts
 
 
 def reason_of(error: Exception) -> str:

@@ -142,7 +142,9 @@ def test_a_section_is_read_from_a_file_as_if_its_mapping_were_given(
     assert words.keys_named("data.val", {}) == {"a"}
 
 
-@pytest.mark.parametrize("values", [["-h"], ["-h", "b"], ["-c"], ["a", "b"]])
+@pytest.mark.parametrize(
+    "values", [["-h"], ["-h", "b"], ["-c"], ["a", "b"], ["-", "", "b"]]
+)
 def test_a_value_may_begin_with_a_dash_but_not_with_two(values):
     words = ["--prompt", *values, "--stop", *values[:1]]
     options = (
@@ -160,6 +162,12 @@ def test_runs_may_stand_between_options():
     options = read_arguments(COMMANDS["compare"], words).over({}).options
     assert options.runs == ("a", "c", "d", "e")
     assert (options.baseline, options.own_classes, options.out) == (("b",), True, "x")
+
+
+def test_an_option_is_written_once_for_each_of_its_values():
+    words = ["--prompt", "-h", "b", "--greedy", "--stop=-"]
+    joined = ["--prompt=-h", "--prompt=b", "--greedy", "--stop=-"]
+    assert join_values(words, parser_of(COMMANDS["generate"])) == joined
 
 
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
