@@ -201,7 +201,9 @@ def join_values(given: Sequence[str], parser: Parser) -> list[str]:
     while rest:
         argument = rest.pop()
         short = argument[:2]
-        if short in nargs and argument[2:3] not in ("", "="):  # -cNAME
+        has_value = short in nargs and argument[2:3] not in ("", "=")  # -cNAME
+        is_long = _name_in_parser(argument.partition("=")[0], names) in nargs  # -config
+        if has_value and not is_long:
             argument = f"{short}={argument[2:]}"
         if argument.startswith("-"):
             joined += _with_values(argument, rest, names, nargs)

@@ -164,6 +164,12 @@ def test_runs_may_stand_between_options():
     assert (options.baseline, options.own_classes, options.out) == (("b",), True, "x")
 
 
+def test_a_name_after_one_dash_is_an_option_and_other_text_the_value_of_a_letter():
+    words = ["-config", "a", "-ckpt-path=b", "-cd", "-ccc.yaml", "-c", "e"]
+    joined = ["--config=a", "--ckpt-path=b", "-c=d", "-c=cc.yaml", "-c=e"]
+    assert join_values(words, parser_of(COMMANDS["fit"])) == joined
+
+
 def test_an_option_is_written_once_for_each_of_its_values():
     words = ["--prompt", "-h", "b", "--greedy", "--stop=-"]
     joined = ["--prompt=-h", "--prompt=b", "--greedy", "--stop=-"]
