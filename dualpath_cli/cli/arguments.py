@@ -121,16 +121,18 @@ class Arguments:
             last[option] = value
 
     def keys_named(self, place: str, recipe: Recipe) -> set[str]:
-        """The keys named by a recipe or the arguments, in a section or in a mapping
-        inside one."""
+        """The keys that a recipe or the arguments name in a section, or in a mapping
+        inside one; `place` is such as `model` or `data.val`."""
+        start = f"--{place}."
         names: set[str] = set()
         for option, value in self.pairs:
-            if option.startswith(f"--{place}."):
-                below = option.removeprefix(f"--{place}.")
-                names.add(below.partition(".")[0])
-            elif f"--{place}.".startswith(f"{option}."):  # the mapping, or its section
-                own = nested(option.removeprefix("--"), parse_recipe(value, option))
-                recipe = merge(recipe, own)
+            is_key = option.startswith(start)  # --data.val.NAME
+            holds_place = start.startswith(f"{option}.")  # --data.val, or --data
+            if is_key:
+                names.add(option.removeprefix(start).partition(".")[0])
+            elif holds_place:
+                written = parse_recipe(value, option)
+                recipe = merge(recipe, nested(option.removeprefix("--"), written))
 
         for key in place.split("."):
             recipe = recipe.get(key) or {}
