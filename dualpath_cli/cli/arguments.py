@@ -129,7 +129,7 @@ class Arguments:
             is_key = option.startswith(start)  # --data.val.NAME
             holds_place = start.startswith(f"{option}.")  # --data.val, or --data
             if is_key:
-                names.add(option.removeprefix(start).partition(".")[0])
+                names.add(option.removeprefix(start))
             elif holds_place:
                 written = parse_recipe(value, option)
                 recipe = merge(recipe, nested(option.removeprefix("--"), written))

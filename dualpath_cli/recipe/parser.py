@@ -4,6 +4,7 @@ Torch-free.
 The same parser reads recipes and the command line.
 """
 
+import re
 import typing
 from argparse import SUPPRESS, Action, ArgumentError
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,6 +35,9 @@ T = TypeVar("T")
 CLASSES = ("callbacks", "plugins", "profiler", "logger")
 """The keys of a trainer's section that name classes; a class runs code."""
 A_CLASS = "a class is {class_path: PACKAGE.CLASS, init_args: {NAME: VALUE}}"
+_SET = re.compile(r"(?<=^--data\.val\.)[^=]+")
+_DOT = "\0"
+"""Stands for a dot in the name of a validation set while jsonargparse reads it."""
 _AS_YAML = {"True": "true", "False": "false", "None": "null"}
 
 
@@ -91,10 +95,21 @@ class Parser(ArgumentParser):
     def _parsed(
         self, base: Mapping[str, Any], arguments: Sequence[str] = ()
     ) -> Namespace:
+        # jsonargparse would take --data.val.c4.en=FILE for {c4: {en: FILE}}.
+        texts = [
+            _SET.sub(lambda name: name[0].replace(".", _DOT), argument)
+            for argument in arguments
+        ]
         with reading_by(Loader):
             parsed = self.parse_object(deepcopy(dict(base)), defaults=False)
-            if arguments:
-                parsed = self.parse_args([*arguments], namespace=parsed, defaults=False)
+            if texts:
+                parsed = self.parse_args(texts, namespace=parsed, defaults=False)
+
+        sets = parsed.get("data.val")
+        if texts and sets:
+            parsed["data.val"] = {
+                name.replace(_DOT, "."): path for name, path in sets.items()
+            }
         return parsed
 
     def _mistake(self, base: Mapping[str, Any], arguments: Sequence[str]) -> str:

@@ -116,6 +116,13 @@ def test_an_entry_of_a_mapping_is_added_and_the_mapping_itself_replaced():
     assert changed(recipe, "--trainer.logger=null") == {"trainer": {"logger": None}}
 
 
+def test_a_validation_set_may_have_dots_in_its_name_beside_others():
+    recipe = {"data": {"val": {"c4.en": "a", "c4.de": "b"}}}
+    words = ("--data.val.c4.en=c", "--data.val.c4.fr", "d")
+    sets = changed(recipe, *words)["data"]["val"]
+    assert sets == {"c4.en": "c", "c4.de": "b", "c4.fr": "d"}
+
+
 def test_a_section_given_as_one_mapping_merges_with_the_recipes():
     recipe = {"optim": {"lr": 1e-3, "warmup_steps": 20}, "run": {"max_tokens": 100}}
     words = ("--optim", "{lr: 3e-3, betas: [0.9, 0.99]}", "--run={name: x}")
@@ -194,16 +201,16 @@ def test_every_option_is_shown_with_hyphens_and_may_be_written_with_underscores(
 @pytest.mark.parametrize(
     "words",
     [
-        ["--data.val.a=x"],
-        ["--data.val", "{a: x}"],
-        ["--data", "{val: {a: x}, workers: 1}"],
+        ["--data.val.a.b=x"],
+        ["--data.val", "{a.b: x}"],
+        ["--data", "{val: {a.b: x}, workers: 1}"],
         [],
     ],
 )
 def test_keys_are_given_by_recipes_and_words_of_any_form(words):
     found = read_arguments(COMMANDS["validate"], ["--ckpt-path", "x", *words])
-    recipe = {} if words else {"data": {"val": {"a": "x"}}}
-    assert found.keys_named("data.val", recipe) == {"a"}
+    recipe = {} if words else {"data": {"val": {"a.b": "x"}}}
+    assert found.keys_named("data.val", recipe) == {"a.b"}
     assert found.keys_named("model", recipe) == set()
 
 
