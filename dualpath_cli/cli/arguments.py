@@ -115,7 +115,8 @@ class Arguments:
         last: dict[str, str] = {}
         for option, value in self.pairs:
             before = last.get(option, value)
-            is_replaced = option in takes_one and value != before
+            is_appended = option.endswith("+")
+            is_replaced = option in takes_one and value != before and not is_appended
             if is_replaced and is_first_rank():
                 say(f"note: {option} is given twice: {value} replaces {before}")
             last[option] = value
