@@ -358,6 +358,10 @@ WITHDRAWN: dict[str, dict[str, str]] = {
 }
 """Options of commands before the first version, and their replacements."""
 
+_OUTSIDE_FIT = {"run.dir": "out", "run.name": "", "seed_everything": ""}
+"""Keys that only `fit` obeys, as a sweep sets them and a trained run has them; and the
+option of other commands, if they have one."""
+
 _ROWS = {
     name: row
     for row in TABLE
@@ -383,9 +387,12 @@ def called_here(command: str, word: str, options: Mapping[str, str], keys: bool)
     if not row.key:
         has_recipe = "run.name" in options
         return f"; {row.note}" if has_recipe else ""
-    if row.key not in options:
+    key, note = row.key, row.note
+    if key in _OUTSIDE_FIT and command != "fit" and not keys:
+        key, note = _OUTSIDE_FIT[key], ""
+    if key not in options:
         return ""
 
-    counterpart = row.key if keys else options[row.key]
-    note = f": {row.note}" if row.note else ""
-    return f"; here it is '{counterpart}'{note}"
+    counterpart = key if keys else options[key]
+    difference = f": {note}" if note else ""
+    return f"; here it is '{counterpart}'{difference}"
