@@ -18,11 +18,12 @@ from dualpath_cli.base.ranges import Place, Size, expand_home
 from dualpath_cli.cli.commands import Command
 from dualpath_cli.recipe.internals import actions_of
 from dualpath_cli.recipe.parser import Parser
-from dualpath_cli.recipe.recipes import Recipe
-from dualpath_cli.recipe.settings import Settings
+from dualpath_cli.recipe.recipes import Recipe, parse_recipe
+from dualpath_cli.recipe.settings import SECTIONS, Settings
 
 GIVEN = "given"
-"""A field with this name is not an option: it holds the names of the given options."""
+"""A field with this name is not an option: it holds the names of the given options and
+keys."""
 
 _METAVARS = {"ckpt_path": "RUN", "config": "RECIPE", "folder": "DIR", "vocab_size": "N"}
 _NUMBERS = {int: "N", Size: "N", float: "X"}
@@ -139,6 +140,11 @@ def build_options(parser: Parser, command: Command, parsed: Recipe) -> Any:
     names = [field.name for field in fields(options)]
     values = {name: parsed[name] for name in names if name in parsed}
     if GIVEN in names:
+        for text in parser.arguments or ():
+            option, _, value = text.partition("=")
+            section = option.removeprefix("--")
+            if command.has_recipe and section in SECTIONS:  # its keys as one mapping
+                given += [f"{section}.{key}" for key in parse_recipe(value, option)]
         values[GIVEN] = given
 
     for name, type_ in typing.get_type_hints(options).items():
