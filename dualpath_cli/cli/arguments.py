@@ -70,8 +70,21 @@ class Arguments:
 
     @property
     def recipes(self) -> Recipe:
-        """The recipes of --config, merged; later recipes win."""
-        return reduce(merge, map(load_recipe, self.paths("--config", "-c")), {})
+        """The recipes of --config, merged; later recipes win. Notes a recipe that
+        changes no key of the others."""
+        paths = self.paths("--config", "-c")
+        read = [load_recipe(path) for path in paths]
+        merged = reduce(merge, read, {})
+
+        for place, path in enumerate(paths):
+            others = [*read[:place], *read[place + 1 :]]
+            is_idle = bool(others) and reduce(merge, others, {}) == merged
+            if is_idle and is_first_rank():
+                say(
+                    f"note: --config {path} changes no key: the other recipes set all "
+                    "of its keys; an overlay comes after its model"
+                )
+        return merged
 
     def over(self, base: Recipe) -> CommandLine:
         """Parses the arguments, once, over a recipe; raises UserError for the first

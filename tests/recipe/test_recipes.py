@@ -245,6 +245,19 @@ def test_an_overlay_changes_what_it_names_and_nothing_else_in_any_order(fit):
         assert changed(base, fit("f80m_a50_k4", *names)) == together
 
 
+def test_an_overlay_without_effect_before_its_model_is_noted(capsys):
+    def noted(*names: str) -> str:
+        words = [f"--config={name}" for name in names]
+        assert read_arguments(COMMANDS["fit"], words).recipes
+        return capsys.readouterr().err
+
+    for overlay in ("as_written", "cluster_8"):
+        start = f"note: --config {overlay} changes no key"
+        assert noted(overlay, "f80m_a50_k4").startswith(start)
+    for overlay in (*OVERLAYS, "cluster_8", "cluster_64"):
+        assert noted("f80m_a50_k4", overlay) == ""
+
+
 # Keys without effect
 
 
