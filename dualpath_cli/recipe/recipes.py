@@ -6,6 +6,7 @@ recipes; of several, later recipes win, key by key.
 """
 
 import json
+import os
 import re
 from dataclasses import dataclass
 from itertools import takewhile
@@ -131,7 +132,7 @@ def load_recipe(
 
     resolved: Recipe = {}
     for base in bases:
-        below = load_recipe(base, path, (*seen, path.resolve()))
+        below = load_recipe(os.path.expanduser(base), path, (*seen, path.resolve()))
         resolved = merge(resolved, below)
     return merge(resolved, own)
 

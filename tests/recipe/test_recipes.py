@@ -393,6 +393,13 @@ def test_a_recipe_stands_on_its_bases(files, expected, folder):
     assert recipes.load_recipe(str(folder / "mine" / "top.yaml")) == expected
 
 
+def test_a_base_may_be_in_the_home_folder(folder, monkeypatch):
+    monkeypatch.setenv("HOME", str(folder / "home"))
+    write(folder / "home" / "base.yaml", "run: {keep: 4}")
+    top = write(folder / "mine" / "top.yaml", "base: ~/base.yaml")
+    assert recipes.load_recipe(top) == {"run": {"keep": 4}}
+
+
 @pytest.mark.parametrize("circle", ["a", "ab", "abc"])
 def test_a_circle_of_bases_is_refused(circle, folder):
     for name, base in zip(circle, circle[1:] + "a", strict=True):
