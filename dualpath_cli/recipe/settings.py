@@ -168,8 +168,8 @@ class RunSettings:
     document_start."""
     branch_from: Place | None = key(None, free=True, in_sweep="decided")
     """Run folder to branch from, at its last checkpoint before either run's cool-down
-    (optim.schedule wsd) or second phase (run.loop_schedule). All keys but
-    run.max_tokens must agree."""
+    (optim.schedule wsd) or second phase (run.loop_schedule). Of the keys that decide
+    numbers only run.max_tokens may differ."""
     batch_tokens: Size = key(Size(2_097_152), range=(1, LARGEST))
     """Tokens of one optimizer step, over all devices and accumulation."""
     micro_batch: int = key(2, range=(1, 10**6), free=True)
