@@ -12,7 +12,7 @@ from dualpath_cli.base.ranges import PATH_FORM, SIZE_FORM
 from dualpath_cli.recipe.elsewhere import TABLE as ELSEWHERE
 from dualpath_cli.recipe.elsewhere import TRAINERS
 from dualpath_cli.recipe.parser import describe
-from dualpath_cli.recipe.settings import SECTIONS
+from dualpath_cli.recipe.settings import SECTIONS, Settings
 
 PAGE = Path(__file__).with_name("recipe.md")
 HEAD = """\
@@ -46,9 +46,8 @@ TABLE = "| key | default | |\n| --- | --- | --- |\n"
 
 def page() -> str:
     """The page, as the settings are now."""
-    seed = "| `seed_everything` | `0` | Seed of the weights and of the data order. |"
-    parts = [HEAD, f"\n## Without a section\n\n{TABLE}{seed}\n"]
-    for section, settings in SECTIONS.items():
+    parts = [HEAD]
+    for section, settings in {"Without a section": Settings, **SECTIONS}.items():
         parts.append(f"\n## {section}\n\n{TABLE}")
         kinds = typing.get_type_hints(settings)
         texts = {
@@ -56,6 +55,8 @@ def page() -> str:
             for text in parse_from_object(settings).params
         }
         for field in dataclasses.fields(settings):
+            if field.name in SECTIONS:
+                continue
             factory = field.default_factory
             default = field.default if factory is dataclasses.MISSING else factory()
             shown = default if isinstance(default, str) else json.dumps(default)
