@@ -4,6 +4,7 @@ A command's function is named as `module:function` and imported when the command
 so that this file, and with it `dualpath --help`, imports nothing slow.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -148,3 +149,10 @@ _RECORDS = (
 )
 
 COMMANDS = {command.name: command for command in _RECORDS}
+
+
+def split_command(words: Sequence[str]) -> tuple[str, Sequence[str]]:
+    """The name of a command, which may have two words (`prepare inspect`), and the
+    arguments after it."""
+    first = 2 if " ".join(words[:2]) in COMMANDS else 1
+    return " ".join(words[:first]), words[first:]

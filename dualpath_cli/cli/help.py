@@ -16,7 +16,7 @@ from pkgutil import resolve_name
 
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, set_parsing_settings
 
-from dualpath_cli.cli.commands import COMMANDS, Command
+from dualpath_cli.cli.commands import COMMANDS, Command, split_command
 from dualpath_cli.cli.options import (
     add_options,
     is_needed,
@@ -121,13 +121,12 @@ def complete() -> None:
     cursor = int(os.environ["COMP_POINT"])
     line = os.environ["COMP_LINE"][:cursor]
     finished = line[: line.rfind(" ") + 1]  # without an unfinished last word
-    words = finished.split()[1:]
-    first = 2 if " ".join(words[:2]) in COMMANDS else 1
-    command = COMMANDS.get(" ".join(words[:first]))
-    if command is not None:
+    words = finished.split()
+    name, given = split_command(words[1:])
+    if name in COMMANDS:
         # the number of words before the options
-        os.environ["_ARGCOMPLETE"] = str(1 + first)
-        _complete_options(command)
+        os.environ["_ARGCOMPLETE"] = str(len(words) - len(given))
+        _complete_options(COMMANDS[name])
 
     choice = ArgumentParser()
     names = [name for name in COMMANDS if " " not in name]

@@ -28,7 +28,7 @@ from dualpath_cli.base.processes import (
     is_first_of_node,
 )
 from dualpath_cli.base.version import __version__
-from dualpath_cli.cli.commands import COMMANDS, Command
+from dualpath_cli.cli.commands import COMMANDS, Command, split_command
 
 _LINES = [
     fill(
@@ -63,9 +63,7 @@ def main(arguments: list[str] | None = None) -> int:
     words = sys.argv[1:] if arguments is None else arguments
     if "_ARGCOMPLETE" in os.environ:
         resolve_name("dualpath_cli.cli.help:complete")()
-    # `prepare inspect` is a command
-    first = 2 if " ".join(words[:2]) in COMMANDS else 1
-    name = " ".join(words[:first]) or "--help"
+    name, given = split_command(words or ["--help"])
 
     escape_unprintable()
     # Waiting threads must not spin: beside a busy process, they would take each other's
@@ -80,7 +78,7 @@ def main(arguments: list[str] | None = None) -> int:
     with ended_by_signals() as came:
         try:
             end_with_parent()
-            _run_named(name, words[first:])
+            _run_named(name, given)
         except Exception as error:  # matplotlib turns a signal into a TypeError
             code = _failed(name, came[-1] if came else error)
         except BaseException as end:
