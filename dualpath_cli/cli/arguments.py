@@ -74,11 +74,12 @@ class Arguments:
         changes no key of the others."""
         paths = self.paths("--config", "-c")
         read = [load_recipe(path) for path in paths]
-        merged = reduce(merge, read, {})
+        nothing: Recipe = {}
+        merged = reduce(merge, read, nothing)
 
         for place, path in enumerate(paths):
             others = [*read[:place], *read[place + 1 :]]
-            is_idle = bool(others) and reduce(merge, others, {}) == merged
+            is_idle = bool(others) and reduce(merge, others, nothing) == merged
             if is_idle and is_first_rank():
                 say(
                     f"note: --config {path} changes no key: the other recipes set all "

@@ -141,10 +141,10 @@ def build_options(parser: Parser, command: Command, parsed: Recipe) -> Any:
     values = {name: parsed[name] for name in names if name in parsed}
     if GIVEN in names:
         for text in parser.arguments or ():
-            option, _, value = text.partition("=")
+            option, _, mapping = text.partition("=")
             section = option.removeprefix("--")
             if command.has_recipe and section in SECTIONS:  # its keys as one mapping
-                given += [f"{section}.{key}" for key in parse_recipe(value, option)]
+                given += [f"{section}.{key}" for key in parse_recipe(mapping, option)]
         values[GIVEN] = given
 
     for name, type_ in typing.get_type_hints(options).items():
