@@ -84,16 +84,10 @@ def newest_checkpoint(folder: Path, name_faults: bool = True) -> Path | None:
     """The newest whole checkpoint of a run folder, or None; says which damaged ones it
     passes over, if `name_faults`.
 
-    The newest one is `last`, or the highest step in a copy without symbolic links.
     Damage is found by sizes here; hashes are compared when a checkpoint is loaded.
     """
-    last = (folder / CHECKPOINTS / LAST).resolve()
-    order = sorted(
-        complete_checkpoints(folder), key=lambda path: (path == last, step_of(path))
-    )
-
     faults: list[str] = []
-    for checkpoint in reversed(order):
+    for checkpoint in sorted(complete_checkpoints(folder), key=step_of, reverse=True):
         fault = fault_of(checkpoint)
         if fault is None:
             if faults and name_faults and is_first_rank():
@@ -111,12 +105,8 @@ def newest_checkpoint(folder: Path, name_faults: bool = True) -> Path | None:
 
 def complete_checkpoints(folder: Path) -> list[Path]:
     """The renamed checkpoints of a run folder, in no order."""
-    checkpoints = []
-    for path in (folder / CHECKPOINTS).glob("step-*"):
-        if STEP.fullmatch(path.name):
-            target = path.resolve()
-            checkpoints.append(target if STEP.fullmatch(target.name) else path)
-    return checkpoints
+    found = (folder / CHECKPOINTS).resolve().glob("step-*")
+    return [path for path in found if STEP.fullmatch(path.name)]
 
 
 def way_on(folder: Path) -> str:

@@ -361,9 +361,14 @@ def test_the_newest_and_every_fourth_are_kept_and_none_of_a_part_that_was_left(
         return sorted(map(step_of, complete_checkpoints(tmp_path)))
 
     assert [saved(step) for step in (3, 4, 5, 6, 7)][-1] == [4, 6, 7]
-    (keeper.folder / "last").unlink()
+    last = keeper.folder / "last"
+    last.unlink()
     assert newest_checkpoint(tmp_path) == keeper.folder / "step-00000007", (
         "a copy without links"
+    )
+    last.symlink_to("step-00000006")
+    assert newest_checkpoint(tmp_path) == keeper.folder / "step-00000007", (
+        "killed before `last` was moved"
     )
     keeper.saved_step = 4  # taken back
     assert saved(6) == [4, 6], "nothing of the part that the run has left"
