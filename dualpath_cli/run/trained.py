@@ -11,6 +11,7 @@ from dualpath_cli.base.output import say
 from dualpath_cli.base.processes import is_first_rank
 from dualpath_cli.recipe.keys import OF_TEXTS
 from dualpath_cli.recipe.settings import Settings, settings_from
+from dualpath_cli.run.checkpoint_files import manifest_of
 from dualpath_cli.run.exported_folder import is_exported, read_folder
 from dualpath_cli.run.run_folder import (
     CHECKPOINTS,
@@ -79,7 +80,12 @@ def find_run(path: str) -> Run:
             )
         return read_run(given, newest, step_of(newest))
 
-    checkpoint = given.resolve()
+    # Links are followed up to the manifest's place: `last` is a link to a checkpoint,
+    # which may be one to another disk.
+    while given.is_symlink() and not manifest_of(given).exists():
+        given = given.parent / given.readlink()
+    checkpoint = given.parent.resolve() / given.name
+
     folder = checkpoint.parent.parent
     if not STEP.fullmatch(checkpoint.name) or not (folder / RECIPE).is_file():
         raise UserError(

@@ -186,7 +186,7 @@ def _own_run(
     # --ckpt-path goes back only once: the same command, repeated after an interruption,
     # continues from the newest step. By then run.keep may have dropped the checkpoint.
     given = Path(start)
-    is_own = given.resolve().parent == (folder / CHECKPOINTS).resolve()
+    is_own = given.parent.resolve() == (folder / CHECKPOINTS).resolve()
     if is_own and STEP.fullmatch(given.name) and step_of(given) == taken_back:
         return own, taken_back
 

@@ -138,6 +138,23 @@ def test_of_a_checkpoint_that_is_a_link_only_the_link_is_dropped(trained, tmp_pa
     assert contents(others) == before
 
 
+def test_a_checkpoint_on_another_disk_is_scored_and_continued_through_its_link(
+    trained, output_of, tmp_path
+):
+    run = trained()
+    expected = tables(run)
+    back_to_step(run, 2)
+    own = run / "checkpoints/step-00000002"
+    losses = output_of("validate", "--ckpt-path", own)
+    shutil.move(own, tmp_path / "others" / own.name)
+    own.symlink_to(tmp_path / "others" / own.name)
+
+    for path in (own, own.with_name("last")):
+        assert output_of("validate", "--ckpt-path", path) == losses
+    assert main(["fit", "--config", str(tmp_path / "recipe.yaml")]) == 0
+    assert tables(run) == expected
+
+
 def test_a_copy_of_a_run_without_links_is_continued(trained, fit):
     run = trained()
     expected = tables(run)
