@@ -32,7 +32,13 @@ from dualpath_cli.run.run_folder import (
     settings_of_parts,
     step_of,
 )
-from dualpath_cli.run.tables import check_tables, is_validated
+from dualpath_cli.run.tables import (
+    METRICS,
+    VALIDATION,
+    check_tables,
+    is_validated,
+    read_table,
+)
 from dualpath_cli.run.trained import check_as_trained, find_run
 from dualpath_cli.spec.own_checks import check_as_begun, import_classes
 from dualpath_cli.training.checks import (
@@ -180,6 +186,8 @@ def _own_run(
         own = read_run(folder, newest, step_of(newest))
         check_same_recipe(folder, own.recipe, checked.settings.as_recipe())
         taken_back = own.facts.get("taken_back")
+    elif folder.exists():
+        _check_not_finished(checked)
     if start is None:
         return own, taken_back
 
@@ -199,6 +207,23 @@ def _own_run(
     if taken_back == older.step:
         return own, taken_back
     return older, older.step
+
+
+def _check_not_finished(checked: CheckedRecipe) -> None:
+    """Refuses to begin anew over the tables of a run whose checkpoints were removed."""
+    folder = checked.folder
+
+    # The last step is saved before its validation.
+    last = checked.settings.run.steps
+    is_finished = any(row.step >= last for row in read_table(folder / VALIDATION))
+    # `fit` makes the folder of checkpoints before the first row.
+    has_begun = not (folder / CHECKPOINTS).exists() and read_table(folder / METRICS)
+
+    if is_finished or has_begun:
+        raise UserError(
+            f"{folder} holds the tables of a run whose checkpoints are gone; put one "
+            "back, give this run a name (--run.name NAME), or remove the folder"
+        )
 
 
 # Three beginnings

@@ -188,6 +188,18 @@ def test_a_finished_run_is_left_alone(fit, trained, capsys):
     assert (run / "metrics.csv").read_bytes() == before
 
 
+@pytest.mark.parametrize("removed", ["checkpoints", "checkpoints/step-*"])
+def test_no_run_begins_over_the_tables_of_one_whose_checkpoints_were_removed(
+    removed, trained, refused
+):
+    run = trained()
+    before = tables(run)
+    for path in run.glob(removed):
+        shutil.rmtree(path)
+    assert f"{run} holds the tables of a run whose checkpoints are gone" in refused()
+    assert tables(run) == before
+
+
 def test_a_run_keeps_its_precision_by_whatever_name(trained, fit, refused):
     run = trained()
     back_to_step(run, 4)
@@ -656,10 +668,10 @@ def test_tensorboard_shows_each_step_once_after_a_continuation(step, fit):
     before = points(run, purge=True)
     assert before["loss"] == [1, 2, 3, 4, 5, 6]
     assert before["val/held_out/loss"] == [0, 3, 6]
+    back_to_step(run, step or 0)
     if step is None:
-        shutil.rmtree(run / "checkpoints")
-    else:
-        back_to_step(run, step)
+        table = run / "validation.csv"
+        table.write_text(table.read_text().partition("\n6,")[0] + "\n")
     fit(run={"tensorboard": True})
     steps = [*range(1, 7), *range((step or 0) + 1, 7)]
     assert points(run, purge=False)["loss"] == steps
