@@ -167,38 +167,61 @@ def _lost_contact(
 
 
 def _refusal(session: Session[TrainingLaunch], error: Exception) -> UserError | None:
-    """The UserError if Lightning or a callback refuses to begin, or the checkpoint's
-    state does not fit, as after an update of Lightning; None for other errors."""
-    checkpoint = session.launch.checkpoint
+    """The UserError if the checkpoint's state does not fit, as after an update of
+    Lightning, or if Lightning or a callback refuses to begin; None for other errors."""
+    unfit = UserError(f"trainer: {error}; change the recipe's trainer section")
+    if isinstance(error, MisconfigurationException):
+        return unfit
+    if not isinstance(error, _REFUSALS):
+        return None
+
     frames = [frame for frame, _ in walk_tb(error.__traceback__)]
     modules = [frame.f_globals.get("__name__", "") for frame in frames]
-    functions = _functions(error)
-
-    if isinstance(error, _REFUSALS) and checkpoint is not None:
-        restores = functions & internals.RESTORING
-        in_step = modules[-1].startswith(
-            ("lightning.pytorch.loops", "torch.optim", "dualpath_cli.training.muon")
-        )
-        reason = f"{type(error).__name__}: {error!s:.160}"
-        own = _own_callback(frames)
-        if restores and own is not None:
-            return UserError(
-                f"trainer.callbacks: {own} cannot load its state of checkpoint "
-                f"'{checkpoint}' ({reason}); let load_state_dict take what state_dict "
-                "gave then"
-            )
-        if restores or in_step:
-            return UserError(
-                f"cannot continue from checkpoint '{checkpoint}': {STATE} is not as "
-                f"training wrote it ({reason}); restore this file, or give an older "
-                "checkpoint by --ckpt-path"
-            )
+    fault = _fault_of_state(session, error, frames, modules[-1])
+    if fault is not None:
+        return fault
 
     refuses = re.compile(r"lightning\.(pytorch\.callbacks|fabric\.plugins\.env)")
-    refused = isinstance(error, _REFUSALS) and any(map(refuses.match, modules))
-    if refused or isinstance(error, MisconfigurationException):
-        return UserError(f"trainer: {error}; change the recipe's trainer section")
-    return None
+    return unfit if any(map(refuses.match, modules)) else None
+
+
+def _fault_of_state(
+    session: Session[TrainingLaunch],
+    error: Exception,
+    frames: Sequence[FrameType],
+    raised_in: str,
+) -> UserError | None:
+    """The UserError if the state of the checkpoint that a run continues from cannot be
+    restored, or fails in the first step."""
+    launch = session.launch
+    checkpoint = launch.checkpoint
+    if checkpoint is None:
+        return None
+    reason = f"{type(error).__name__}: {error!s:.160}"
+
+    restores = bool(_functions(error) & internals.RESTORING)
+    callback = _own_callback(frames)
+    if restores and callback is not None:
+        return UserError(
+            f"trainer.callbacks: {callback} cannot load its state of checkpoint "
+            f"'{checkpoint}' ({reason}); let load_state_dict take what state_dict "
+            "gave then"
+        )
+
+    # Later steps do not use what was restored. The count of steps comes from the
+    # checkpoint, and may be no number.
+    made = session.trainer.global_step
+    has_stepped = isinstance(made, int) and made > (launch.step or 0)
+    of_step = ("lightning.pytorch.loops", "torch.optim", "dualpath_cli.training.muon")
+    in_first_step = raised_in.startswith(of_step) and not has_stepped
+    if not restores and not in_first_step:
+        return None
+
+    return UserError(
+        f"cannot continue from checkpoint '{checkpoint}': {STATE} is not as "
+        f"training wrote it ({reason}); restore this file, or give an older "
+        "checkpoint by --ckpt-path"
+    )
 
 
 def _functions(error: BaseException) -> set[str]:

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from lightning.pytorch import Callback
 from safetensors.torch import save_file
 
 from dualpath_cli.base.errors import UserError
@@ -161,6 +162,20 @@ def test_a_state_of_another_shape_is_one_line_though_its_hash_fits(
     )
     said = refused()
     assert f"cannot continue from checkpoint '{checkpoint}': state.json" in said
+
+
+class LosesState(Callback):
+    """Takes a moment away after step 3."""
+
+    def on_train_batch_end(self, trainer: Any, *ignored: Any) -> None:
+        if trainer.global_step == 3:
+            del next(iter(trainer.optimizers[0].state.values()))["exp_avg"]
+
+
+def test_an_error_of_a_later_step_is_not_one_of_the_checkpoint(trained, fit):
+    back_to_step(trained(), 2)
+    with pytest.raises(KeyError, match="exp_avg"):
+        fit(trainer={"callbacks": {"class_path": f"{__name__}.LosesState"}})
 
 
 @pytest.mark.parametrize("strategy", ["single", "fsdp"])
