@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from dualpath_cli.run.run_folder import CHECKPOINTS, STEP
 from dualpath_cli.run.weights import hashed, own_part
 from dualpath_cli.training import internals
 from dualpath_cli.training.ranks import lost_contact
+
+DROPPED = "dropped-"  # before the name of a checkpoint that is being removed
 
 
 class Checkpoints(Callback):
@@ -47,6 +50,7 @@ class Checkpoints(Callback):
         """Clears what an interrupted save left behind."""
         if trainer.is_global_zero:
             self.folder.mkdir(parents=True, exist_ok=True)
+            self._remove_dropped()
             for stale in self.folder.glob(f"step-*{PARTIAL}"):
                 remove(stale)
         trainer.strategy.barrier("cleared partial checkpoints")
@@ -148,9 +152,15 @@ class Checkpoints(Callback):
         for old in checkpoints:
             # Renamed first: an interrupted removal must not leave half a checkpoint
             # under its name.
-            dropped = old.with_name(f"{old.name}.dropped{PARTIAL}")
-            remove(old.rename(dropped))
+            old.rename(old.with_name(f"{DROPPED}{old.name}{PARTIAL}"))
             remove(manifest_of(old))
+        self._remove_dropped()
+
+    def _remove_dropped(self) -> None:
+        for dropped in self.folder.glob(f"{DROPPED}*"):
+            # On NFS it stays until the next save while another process reads it.
+            with suppress(OSError):
+                remove(dropped)
 
 
 def finite_weights(model: nn.Module) -> bool:

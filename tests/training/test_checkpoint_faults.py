@@ -2,6 +2,7 @@
 one."""
 
 import copy
+import errno
 import json
 import os
 import shutil
@@ -19,6 +20,7 @@ from lightning.pytorch import Callback
 from safetensors.torch import save_file
 
 from dualpath_cli.base.errors import UserError
+from dualpath_cli.base.files import remove
 from dualpath_cli.cli.main import main
 from dualpath_cli.run.checkpoint_files import (
     describe,
@@ -30,6 +32,7 @@ from dualpath_cli.run.checkpoint_files import (
 from dualpath_cli.run.checkpoint_folder import read_checkpoint, write_checkpoint
 from dualpath_cli.run.run_folder import newest_checkpoint
 from dualpath_cli.run.weights import tensors_in
+from dualpath_cli.training import checkpoints
 from tests.data.faulty_data import flip
 from tests.training.tiny_run import back_to_step, rows, saved
 
@@ -286,3 +289,22 @@ def test_a_checkpoint_that_cannot_be_written_is_tried_once_more(
     assert rows(fit(run={"name": "full"}) / "metrics.csv") == rows(
         whole / "metrics.csv"
     )
+
+
+def test_a_checkpoint_that_cannot_be_removed_now_goes_with_the_next_one(
+    fit, monkeypatch
+):
+    """As on NFS, while another process reads it."""
+    failed: list[Path] = []
+
+    def busy(path: Path) -> None:
+        if path.name.startswith("dropped-") and not failed:
+            failed.append(path)
+            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), str(path))
+        remove(path)
+
+    monkeypatch.setattr(checkpoints, "remove", busy)
+    run = fit(run={"keep": 1})
+    assert failed
+    names = {path.name for path in (run / "checkpoints").iterdir()}
+    assert names == {LAST, "last", "manifests"}
