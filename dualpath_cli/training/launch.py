@@ -14,7 +14,7 @@ from dualpath_cli.data.manifest import Manifest
 from dualpath_cli.data.tokenizer import Tokenizer
 from dualpath_cli.recipe.keys import OF_TEXTS, check_effect
 from dualpath_cli.recipe.schedule import stable_steps
-from dualpath_cli.recipe.settings import Settings, settings_from
+from dualpath_cli.recipe.settings import DataSettings, Settings, settings_from
 from dualpath_cli.run.checkpoint_files import fault_of, manifest_of
 from dualpath_cli.run.exported_folder import LISTING
 from dualpath_cli.run.run_folder import (
@@ -105,11 +105,16 @@ class TrainingLaunch(CheckedRecipe):
         if not data.val:
             return True
 
-        # `compare` takes the sets of the newest part.
+        # `compare` takes the sets, and the texts drawn of them, from the newest part.
         first = settings_from(self.starts_from.recipe)
         *_, newest = settings_of_parts(self.folder, first).values()
-        scored_last = newest.data.validation_sets == data.validation_sets
+        scored_last = _scored(newest.data) == _scored(data)
         return scored_last and is_validated(self.folder, step, data.val)
+
+
+def _scored(data: DataSettings) -> tuple[Any, ...]:
+    """The settings that say which texts a validation scores."""
+    return data.validation_sets, data.val_tokens, data.val_seed
 
 
 @dataclass(frozen=True)

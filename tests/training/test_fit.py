@@ -425,6 +425,24 @@ def test_a_finished_run_is_scored_on_a_set_that_it_gets_later(trained, texts, tm
     assert scored.scores.keys() == {AGGREGATE, "later"}
 
 
+def test_a_finished_run_is_scored_again_on_another_number_of_tokens(
+    trained, tmp_path, capsys
+):
+    run = trained()
+    before = rows(run / "validation.csv")
+    words = ["fit", "--config", str(tmp_path / "recipe.yaml"), "--data.val_tokens=30"]
+    assert main(words) == 0
+    after = rows(run / "validation.csv")
+    assert after[:-1] == before[:-1]
+    assert after[-1]["loss"] != before[-1]["loss"]
+    capsys.readouterr()
+    assert main(words) == 0
+    assert "is finished: nothing to do" in capsys.readouterr().out
+    scored = read_trained_run(run)
+    assert isinstance(scored, TrainedRun)
+    assert scored.data["data.val_tokens"] == "30"
+
+
 def test_the_text_of_a_validation_set_may_be_in_another_field(
     fit, refused, said, output_of, texts, tmp_path
 ):
