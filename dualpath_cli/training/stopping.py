@@ -46,13 +46,12 @@ class Stopping(Callback):
     def __init__(
         self, checkpoints: Checkpoints, timeout: timedelta, seconds: float | None
     ) -> None:
-        """Stops after `seconds` as after a signal, with None never; ranks wait at most
-        `timeout`."""
+        """Stops `seconds` from now as after a signal, with None never; ranks wait at
+        most `timeout`."""
         self.checkpoints = checkpoints
-        self.seconds = seconds
         self.signum = 0
         self._timeout = timeout
-        self._deadline = math.inf
+        self._deadline = math.inf if seconds is None else time.monotonic() + seconds
         self._noted = 0.0
         self._replaced: dict[int, Any] = {}
 
@@ -91,10 +90,6 @@ class Stopping(Callback):
         """
         if not isinstance(exception, StopTraining):
             self.teardown(trainer, pl_module, "fit")
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self.seconds is not None:
-            self._deadline = time.monotonic() + self.seconds
 
     def on_train_batch_end(self, trainer: Trainer, *ignored: Any) -> None:
         self._stop_if_agreed(trainer)
@@ -147,7 +142,9 @@ class Stopping(Callback):
         The same on all ranks. One call late, so that no rank waits: signals are
         exchanged between two calls.
         """
-        if not self.signum and time.monotonic() > self._deadline:
+        is_late = time.monotonic() > self._deadline
+        # After the validation of step 0 at least one step is made.
+        if is_late and not self.signum and not trainer.sanity_checking:
             self.signum = TIME_OVER
         if trainer.world_size == 1:
             return self.signum

@@ -280,6 +280,19 @@ def test_a_signal_in_a_validation_that_makes_up_for_the_last_one_loses_nothing(
     assert curve_of.is_file()
 
 
+def test_the_time_of_a_run_is_over_also_in_its_last_validation(
+    trained, tmp_path, capsys
+):
+    table = trained() / "validation.csv"
+    before = table.read_text().partition("\n6,")[0] + "\n"
+    table.write_text(before)
+    words = ["fit", "--config", str(tmp_path / "recipe.yaml"), *TIME]
+    assert main(words) == 0
+    said = "trainer.max_time is over; the same command continues from step 6\n"
+    assert capsys.readouterr().out.endswith(said)
+    assert table.read_text() == before
+
+
 @pytest.mark.parametrize(
     ("where", "step", "save_every"), [(STEP, 3, 2), (VALIDATION, 4, 2), (STEP, 3, 5)]
 )
