@@ -112,8 +112,13 @@ def _out_of_memory(
         )
     elif in_validation:
         advice = "--data.val '{}' trains on without validation"
-    else:
+    elif launch.settings.run.activation_checkpointing != "full":
         advice = "--run.activation_checkpointing full takes less memory and more time"
+    else:
+        advice = (
+            "--trainer.strategy fsdp over more GPUs needs less, as do shorter "
+            "sequences (model.max_seq_len, under another --run.name)"
+        )
     failure = OutOfMemory(
         f"the GPU has no room for run.micro_batch={size} in {place}; {advice}; "
         f"{way_on(launch.folder)}"

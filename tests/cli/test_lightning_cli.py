@@ -190,16 +190,27 @@ def test_a_run_taken_back_restarts_up_to_the_step_that_may_record_a_graph(
 @pytest.mark.parametrize(
     ("size", "room", "steps", "line"),
     [
-        (4, 1, range(10), "micro_batch=2 in step 1; --run.micro_batch 1 needs less"),
+        ("4", 1, range(10), "micro_batch=2 in step 1; --run.micro_batch 1 needs less"),
         (
-            1,
+            "1",
             0,
             range(10),
             "micro_batch=1 in step 1; --run.activation_checkpointing full",
         ),
-        (2, 1, range(4, 10), "micro_batch=2 in step 5; --run.micro_batch 1 needs less"),
+        (
+            "1 --run.activation_checkpointing full",
+            0,
+            range(10),
+            "micro_batch=1 in step 1; --trainer.strategy fsdp over more GPUs",
+        ),
+        (
+            "2",
+            1,
+            range(4, 10),
+            "micro_batch=2 in step 5; --run.micro_batch 1 needs less",
+        ),
     ],
-    ids=["half is not enough", "nothing is half of one", "later"],
+    ids=["half is not enough", "nothing is half of one", "nor is all kept", "later"],
 )
 def test_any_other_lack_of_room_is_one_line(
     size, room, steps, line, trained, tmp_path, monkeypatch, said
@@ -207,7 +218,7 @@ def test_any_other_lack_of_room_is_one_line(
     trained()  # writes the recipe
     words = ["fit", "--config", tmp_path / "recipe.yaml", "--run.name", "large"]
     monkeypatch.setattr(step, "losses_of", room_for(room, steps))
-    error = said(*words, "--run.micro_batch", size, code=1)
+    error = said(*words, "--run.micro_batch", *size.split(), code=1)
     assert error.startswith("dualpath fit: failed: the GPU has no room for run.")
     assert line in error
 
