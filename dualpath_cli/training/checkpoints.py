@@ -16,7 +16,7 @@ from dualpath_cli.base.files import PARTIAL, remove
 from dualpath_cli.base.output import joined_lines
 from dualpath_cli.recipe.settings import RunSettings
 from dualpath_cli.run import run_folder
-from dualpath_cli.run.checkpoint_files import Files, manifest_of
+from dualpath_cli.run.checkpoint_files import Files, fault_of, manifest_of
 from dualpath_cli.run.checkpoint_folder import publish
 from dualpath_cli.run.run_folder import CHECKPOINTS, STEP
 from dualpath_cli.run.weights import hashed, own_part
@@ -86,6 +86,15 @@ class Checkpoints(Callback):
         """Saves the step at which a callback ended the run."""
         if trainer.global_step != self.saved_step:
             self.save(trainer)
+
+    @property
+    def drops_later(self) -> bool:
+        """Whether the next save drops whole checkpoints of later steps, as --ckpt-path
+        took the run back."""
+        return any(
+            step > self.saved_step and fault_of(path) is None
+            for step, path in self._found().items()
+        )
 
     def save(self, trainer: Trainer) -> None:
         """Writes ``checkpoints/step-N``, moves `last` to it, drops the oldest.

@@ -4,7 +4,7 @@ A training begins anew, with another run's weights or none; continues from a che
 of its own; or branches off another run.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -252,18 +252,18 @@ def continued(
     """A run that goes on from a checkpoint of its own."""
     _check_classes(checked, own)
     since = _data_since(own, checked.manifest, new_data)
-
-    lost: list[str] = []
-    if own.step < checked.settings.run.steps:
-        lost = check_tables(own.folder, settings_from(own.recipe), own.step)
-    return TrainingLaunch(
+    launch = TrainingLaunch(
         **vars(checked),
         starts_from=own,
         init_facts=own.facts.get("init_from"),
         data_since=since,
         taken_back=taken_back,
-        lost=tuple(lost),
     )
+    if launch.is_finished:
+        return launch
+
+    lost = check_tables(own.folder, settings_from(own.recipe), own.step)
+    return replace(launch, lost=tuple(lost))
 
 
 def branched(checked: CheckedRecipe, new_data: bool) -> TrainingLaunch:

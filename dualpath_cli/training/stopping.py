@@ -132,7 +132,12 @@ class Stopping(Callback):
 
         # The validation of a finished run, and that of step 0, have no step to save.
         trains = trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking
-        if trains and trainer.global_step != self.checkpoints.saved_step:
+        is_unsaved = trainer.global_step != self.checkpoints.saved_step
+        # By Ctrl-C a user may answer the warning that later checkpoints will go.
+        keeps_later = signum == signal.SIGINT and trainer.strategy.broadcast(
+            self.checkpoints.drops_later
+        )
+        if trains and is_unsaved and not keeps_later:
             self.checkpoints.save(trainer)
         raise StopTraining(signum)
 

@@ -280,6 +280,22 @@ def test_a_signal_in_a_validation_that_makes_up_for_the_last_one_loses_nothing(
     assert curve_of.is_file()
 
 
+def test_ctrl_c_keeps_the_later_checkpoints_of_a_run_that_was_taken_back(
+    trained, tmp_path, capsys
+):
+    run, log = trained(), tmp_path / "log"
+    words = ["fit", "--config", str(tmp_path / "recipe.yaml")]
+    before = sorted(run.glob("checkpoints/*"))
+    back = ["--ckpt-path", str(run / "checkpoints/step-00000002")]
+    process = start([*words, *back], log, signalled(INT, STEP, 2))
+    assert exit_codes([process]) == [130]
+    said = "interrupted; the command without --ckpt-path continues from step 6\n"
+    assert log.read_text().endswith(said)
+    assert sorted(run.glob("checkpoints/*")) == before
+    assert main(words) == 0
+    assert f"{run}/metrics.csv lacks rows of steps 4, 5, 6\n" in capsys.readouterr().out
+
+
 def test_the_time_of_a_run_is_over_also_in_its_last_validation(
     trained, tmp_path, capsys
 ):
