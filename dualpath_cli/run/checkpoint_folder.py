@@ -35,7 +35,6 @@ from dualpath_cli.base.files import (
     sync,
     write_text,
 )
-from dualpath_cli.base.folders import set_aside
 from dualpath_cli.run.checkpoint_files import STATE, Files, write_manifest
 from dualpath_cli.run.exported_folder import PREFIX
 from dualpath_cli.run.run_folder import LAST, facts_now, step_of
@@ -247,9 +246,6 @@ def publish(partial: Path, final: Path, files: Files) -> None:
     last = final.with_name(LAST)
     check_replaceable(last)
 
-    # A run that went back to an older checkpoint writes this step again.
-    replaced = final.with_name(final.name + ".replaced" + PARTIAL)
-    set_aside(final, replaced)
     facts = {**facts_now(final.parents[1]), "step": step_of(final)}
     write_manifest(final, files, facts)
     partial.rename(final)
@@ -262,4 +258,3 @@ def publish(partial: Path, final: Path, files: Files) -> None:
     link.symlink_to(final.name)
     link.replace(last)
     sync(final.parent)
-    remove(replaced)
