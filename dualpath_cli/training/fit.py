@@ -32,7 +32,6 @@ from dualpath_cli.training.launch import TrainingLaunch
 from dualpath_cli.training.plan import plan_of
 from dualpath_cli.training.session import Session, begin_wandb
 from dualpath_cli.training.step import graph_of
-from dualpath_cli.training.tables import MetricsLog
 
 
 def fit(session: Session[TrainingLaunch]) -> None:
@@ -94,10 +93,6 @@ def _validate_last_step(session: Session[TrainingLaunch]) -> None:
     assert launch.step is not None
     if session.trainer.is_global_zero:
         begin_wandb(session.trainer, launch.folder)
-    for callback in session.trainer.callbacks:  # type: ignore[attr-defined]
-        if isinstance(callback, MetricsLog):
-            callback.step = launch.step
-
     session.trainer.validate(
         session.module,
         datamodule=session.datamodule,

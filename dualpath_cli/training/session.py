@@ -261,7 +261,7 @@ def _callbacks_of_training(
     folder = launch.folder
     say = partial(print_line, console)
     callbacks: list[Callback] = [
-        MetricsLog(folder, run, console),
+        MetricsLog(folder, run, launch.step or 0, console),
         # a step that ends the run is not saved
         BadSteps(folder, run.max_bad_steps, say),
         FaintGradients(say),

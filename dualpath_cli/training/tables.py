@@ -140,7 +140,7 @@ class MetricsLog(Callback):
     """Measures training for metrics.csv, validation.csv, loggers and progress."""
 
     def __init__(
-        self, run_folder: Path, settings: RunSettings, console: Console
+        self, run_folder: Path, settings: RunSettings, begins_at: int, console: Console
     ) -> None:
         self.settings = settings
         self.progress = Progress(console, "training", counted("steps"))
@@ -151,7 +151,7 @@ class MetricsLog(Callback):
         )
         self.kinds: list[Kind] = []
 
-        self.step = 0
+        self.step = begins_at
         """The newest finished optimizer step."""
         self.logged_step: int | None = None
         """The step of the last row; None before a run begins."""
