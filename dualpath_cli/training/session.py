@@ -256,22 +256,22 @@ def _strategy_name(
 def _callbacks_of_training(
     launch: TrainingLaunch, console: Console, timeout: timedelta, max_time: Any
 ) -> list[Callback]:
-    """What writes the run folder, judges steps, and ends the run."""
+    """What happens at the end of each optimizer step, in this order: before it the
+    user's own callbacks, after it a validation that is due."""
     run = launch.settings.run
     folder = launch.folder
     say = partial(print_line, console)
-    callbacks: list[Callback] = [
+    seconds = None if max_time is None else Timer(max_time).time_remaining()
+    checkpoints = Checkpoints(folder, run)
+
+    return [
         MetricsLog(folder, run, launch.step or 0, console),
-        # a step that ends the run is not saved
-        BadSteps(folder, run.max_bad_steps, say),
+        BadSteps(folder, run.max_bad_steps, say),  # a step that ends the run is unsaved
         FaintGradients(say),
         RoutingLog(folder, run.gates_every, launch.settings.model),
+        checkpoints,  # all rows of the step are written
+        Stopping(checkpoints, timeout, seconds),  # saves, where the step is not saved
     ]
-
-    # After all callbacks that write rows.
-    checkpoints = Checkpoints(folder, run)
-    seconds = None if max_time is None else Timer(max_time).time_remaining()
-    return [*callbacks, checkpoints, Stopping(checkpoints, timeout, seconds)]
 
 
 def loggers(settings: Settings, folder: Path, begins_at: int) -> list[Logger]:
