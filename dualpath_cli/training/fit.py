@@ -105,11 +105,14 @@ def _check_untouched(launch: TrainingLaunch) -> None:
     """Raises UserError if another fit has begun this run, or gone on, since its folder
     was read."""
     checkpoint = launch.checkpoint
-    newest = newest_checkpoint(launch.folder, name_faults=False)
-    removed = checkpoint is not None and not checkpoint.exists()
-    own = None if launch.trunk is not None else checkpoint
-    goes_back = own is not None and launch.step == launch.taken_back
-    if removed or (newest != own and not goes_back):
+    was_removed = checkpoint is not None and not checkpoint.exists()
+
+    # A branch has no checkpoint yet; a run that goes back has newer ones.
+    own = checkpoint if launch.trunk is None else None
+    is_newest = newest_checkpoint(launch.folder, name_faults=False) == own
+    goes_back = launch.taken_back is not None and launch.step == launch.taken_back
+
+    if was_removed or not (is_newest or goes_back):
         raise UserError(
             f"{launch.folder} was just written by another fit; run the command again"
         )

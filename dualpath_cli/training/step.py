@@ -79,11 +79,7 @@ def train_step(module: StepState, batch: TokenBatch) -> torch.Tensor:
         module.bad_step = BadStep(reason, torch.stack(losses).float().mean())
         optimizer.zero_grad()  # the optimizer skips weights without a gradient
 
-    # Weights of loops that no step so far has run do not move.
-    unreached: AbstractContextManager[None] = nullcontext()
-    if module.step_loops is not None:
-        unreached = freeze_later_loops(model, config, module.most_loops_so_far)
-    with unreached:
+    with module.keeping_unreached():
         optimizer.step()
 
     module.expert_loads.end_step(model, moves=module.bad_step is None)
