@@ -9,7 +9,7 @@ zero, and `freeze_later_loops` undoes decay.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -25,11 +25,7 @@ from dualpath_cli.spec.intervention import Intervention
 from dualpath_cli.training.data_module import TokenBatch
 from dualpath_cli.training.graphs import Losses, MicroBatchGraph
 from dualpath_cli.training.guard import BadStep
-from dualpath_cli.training.loop_weights import (
-    freeze_later_loops,
-    reset_unused_gradients,
-    unused_weights,
-)
+from dualpath_cli.training.loop_weights import reset_unused_gradients, unused_weights
 from dualpath_cli.training.step_state import StepState
 
 
@@ -62,10 +58,9 @@ def train_step(module: StepState, batch: TokenBatch) -> torch.Tensor:
         losses.append(batch_losses.loss)
         module.record(batch_losses, targets)
 
-    config = module.config
     if module.forced_loops is not None:
         most_loops = module.most_loops_so_far
-        reset_unused_gradients(model, config, module.forced_loops, most_loops)
+        reset_unused_gradients(model, module.config, module.forced_loops, most_loops)
 
     module.grad_norm = clip_gradients(module)
     # The only wait for the device in an optimizer step: 0.2 ms on a CPU with 9M
@@ -77,7 +72,8 @@ def train_step(module: StepState, batch: TokenBatch) -> torch.Tensor:
         module.check_gradients()
     else:
         module.bad_step = BadStep(reason, torch.stack(losses).float().mean())
-        optimizer.zero_grad()  # the optimizer skips weights without a gradient
+        # Without gradients the optimizer moves nothing; Lightning counts its step.
+        optimizer.zero_grad()
 
     with module.keeping_unreached():
         optimizer.step()

@@ -3,6 +3,8 @@
 The rest of the module, with losses of validation and checkpoints, is in `module.py`.
 """
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 from lightning.pytorch import LightningModule
 from torch import nn
@@ -23,6 +25,7 @@ from dualpath_cli.training.guard import (
     joined_names,
     without_gradient,
 )
+from dualpath_cli.training.loop_weights import freeze_later_loops
 
 
 class StepState(LightningModule):
@@ -84,6 +87,12 @@ class StepState(LightningModule):
         """The most loops that steps up to this one can have run, of `step_loops`."""
         assert self.step_loops is not None
         return max(self.step_loops.choices(self.trainer.global_step))
+
+    def keeping_unreached(self) -> AbstractContextManager[None]:
+        """Within it, weights of loops that no step so far has run do not move."""
+        if self.step_loops is None:
+            return nullcontext()
+        return freeze_later_loops(self.model, self.config, self.most_loops_so_far)
 
     def record(self, losses: Losses, targets: torch.Tensor) -> None:
         """Adds a micro-batch to the rows of metrics.csv; `targets` are (B, T).
