@@ -363,8 +363,8 @@ class Gradients(Callback):
             {name: t.double().cpu() for name, t in model.state_dict().items()}
         )
         tokens, targets = (part.cpu() for part in self.batch)
-        auxiliary = AuxiliaryLoss(pl_module.loop_losses)
-        model_pass = ModelPass(pl_module.backprop_loops)
+        auxiliary = AuxiliaryLoss(pl_module.run_settings.loop_losses)
+        model_pass = ModelPass(pl_module.run_settings.backprop_loops)
         nll_BT = exact(tokens, targets, auxiliary=auxiliary, model_pass=model_pass)
         (nll_BT.mean() + auxiliary.total).backward()
         wanted = {

@@ -12,10 +12,10 @@ from dualpath_cli.data.losses import LanguageModelLoss
 from dualpath_cli.kernels.freed_memory import keep_freed_memory
 from dualpath_cli.model.parameters import kind_of
 from dualpath_cli.recipe.schedule import StepLoops, std_factors
-from dualpath_cli.recipe.settings import OptimSettings
+from dualpath_cli.recipe.settings import OptimSettings, RunSettings
 from dualpath_cli.run.checkpoint_folder import optimizer_states, tensors_of
 from dualpath_cli.run.weights import fill, load_weights
-from dualpath_cli.spec.config import Checkpointing, ModelConfig
+from dualpath_cli.spec.config import ModelConfig
 from dualpath_cli.spec.own_classes import own_roles
 from dualpath_cli.training import internals
 from dualpath_cli.training.data_module import TokenBatch
@@ -24,10 +24,11 @@ from dualpath_cli.training.optim import build_optimizer, build_scheduler
 from dualpath_cli.training.parallel import (
     build_model,
     raise_recompile_limit,
+    reduce_dtype,
+    resolve_checkpointing,
     sharding_mesh,
 )
-from dualpath_cli.training.step import train_step
-from dualpath_cli.training.step_state import StepState
+from dualpath_cli.training.step import StepState, train_step
 
 
 class DualPathModule(StepState):
@@ -37,39 +38,28 @@ class DualPathModule(StepState):
         self,
         config: ModelConfig,
         optim: OptimSettings,
+        run: RunSettings,
         token_bytes: Sequence[int],
         val_names: Sequence[str],
         *,
         seed: int | None,
         compile_blocks: bool,
-        micro_batch: int,
-        checkpointing: Checkpointing = "none",
-        reduce_dtype: torch.dtype | None = None,
         weights: Path | None = None,
         step_loops: StepLoops | None = None,
-        backprop_loops: int | None = None,
-        loop_losses: float = 0.0,
     ) -> None:
         """`seed` draws the initial weights; with None they are loaded: from the folder
-        `weights`, or by the Trainer, which continues a run. Sharded gradients are
-        reduced in `reduce_dtype`; None is the gradients' type. Without `step_loops`
-        each step trains with the model's loops. A step trains on `micro_batch`
-        sequences at a time. `backprop_loops` and `loop_losses` are those of
-        `RunSettings`.
+        `weights`, or by the Trainer, which continues a run. Without `step_loops` each
+        step trains with the model's loops.
         """
         super().__init__(
             config,
             optim,
+            run,
             LanguageModelLoss(token_bytes),
             compile_blocks=compile_blocks,
             step_loops=step_loops,
-            micro_batch=micro_batch,
-            backprop_loops=backprop_loops,
-            loop_losses=loop_losses,
         )
         self.seed = seed
-        self.checkpointing = checkpointing
-        self.reduce_dtype = reduce_dtype
         self.weights = weights
 
         self.val_names = list(val_names)
@@ -88,14 +78,15 @@ class DualPathModule(StepState):
         if self.model is not None:
             return
 
+        run = self.run_settings
         mesh = None if self.device_mesh is None else sharding_mesh(self.device_mesh)
         self.model = build_model(
             self.config,
             self.seed,
             self.compile_blocks,
-            self.checkpointing,
+            resolve_checkpointing(run.activation_checkpointing, self.compile_blocks),
             mesh,
-            self.reduce_dtype,
+            reduce_dtype(run),
             std_factors(self.optim_settings, self.config.d_model),
         )
 

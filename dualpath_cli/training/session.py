@@ -161,19 +161,13 @@ def _build_module(
     return module_class(
         settings.model,
         settings.optim,
+        settings.run,
         [*token_bytes, *[0] * unused_rows],
         list(settings.data.val),
         seed=seed if is_random else None,
         compile_blocks=compiled,
-        checkpointing=parallel.resolve_checkpointing(
-            settings.run.activation_checkpointing, compiled
-        ),
-        reduce_dtype=parallel.reduce_dtype(settings.run),
         weights=weights,
         step_loops=loops,
-        micro_batch=settings.run.micro_batch,
-        backprop_loops=settings.run.backprop_loops,
-        loop_losses=settings.run.loop_losses,
     )
 
 

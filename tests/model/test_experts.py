@@ -19,7 +19,7 @@ from dualpath_cli.model.draws import expert_draws
 from dualpath_cli.model.experts import Experts
 from dualpath_cli.model.layer_pass import LayerAuxiliary, SublayerPass
 from dualpath_cli.model.positions import whole_sequences
-from dualpath_cli.recipe.settings import OptimSettings
+from dualpath_cli.recipe.settings import OptimSettings, RunSettings
 from dualpath_cli.spec.config import ModelConfig
 from dualpath_cli.training.module import DualPathModule
 from dualpath_cli.training.step import losses_of
@@ -292,11 +292,11 @@ def test_training_minimises_the_auxiliary_loss_and_logs_the_loss_without_it():
     module = DualPathModule(
         SMALL,
         OptimSettings(),
+        RunSettings(),
         [1] * SMALL.vocab_size,
         [],
         seed=0,
         compile_blocks=False,
-        micro_batch=1,
     )
     module.configure_model()
     assert same_weights(module.model, DualPathLM(SMALL, seed=0))

@@ -28,7 +28,7 @@ from dualpath_cli.spec.config import Checkpointing, ModelConfig
 from dualpath_cli.spec.own_checks import import_classes
 from dualpath_cli.training.data_module import TokenBatch
 from dualpath_cli.training.module import DualPathModule
-from dualpath_cli.training.parallel import build_strategy, reduce_dtype, sharding_mesh
+from dualpath_cli.training.parallel import build_strategy, sharding_mesh
 
 STEPS, SEQUENCES, LENGTH = 20, 8, 12
 VOCABULARY = 53  # which no number of ranks divides
@@ -199,19 +199,22 @@ def train(case: Case, ranks: int, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
     torch._dynamo.reset()
+    run = replace(
+        case.run,
+        micro_batch=SEQUENCES // ranks // case.accumulate,
+        activation_checkpointing=case.checkpointing,
+        loop_losses=0.3 if case.core else 0.0,
+        backprop_loops=1 if case.core and case.loops else None,
+    )
     module = DualPathModule(
         case.config,
         case.optim,
+        run,
         [1] * VOCABULARY,
         ["held_out"],
         seed=3,
         compile_blocks=case.compiled,
-        checkpointing=case.checkpointing,
-        reduce_dtype=reduce_dtype(case.run),
         step_loops=None if case.loops is None else LOOPS[case.loops],
-        micro_batch=SEQUENCES // ranks // case.accumulate,
-        loop_losses=0.3 if case.core else 0.0,
-        backprop_loops=1 if case.core and case.loops else None,
     )
     recorder, meter = Recorder(), Meter(step=3, accumulate=case.accumulate)
     strategy = build_strategy(case.strategy, case.run)

@@ -8,6 +8,7 @@ import torch
 
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.model.parameters import initial_value
+from dualpath_cli.recipe.settings import RunSettings
 from dualpath_cli.run.run_folder import read_recipe
 from dualpath_cli.run.tables import read_csv
 from dualpath_cli.spec.config import ModelConfig
@@ -44,8 +45,7 @@ class Module:
         for weight in self.model.parameters():
             noise = torch.randn(weight.shape, generator=generator, dtype=weight.dtype)
             weight.data = weight + 0.2 * noise
-        self.loop_losses = loop_losses
-        self.backprop_loops = None
+        self.run_settings = RunSettings(loop_losses=loop_losses)
 
 
 @pytest.mark.parametrize("combination", ["final", "router"])

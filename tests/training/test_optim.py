@@ -147,11 +147,11 @@ def test_a_run_starts_from_the_values_of_its_width():
     module = DualPathModule(
         SMALL,
         OptimSettings(base_width=8),
+        RunSettings(),
         [1] * SMALL.vocab_size,
         [],
         seed=0,
         compile_blocks=False,
-        micro_batch=1,
     )
     module.configure_model()
     assert module.model is not None
