@@ -26,7 +26,7 @@ from dualpath_cli.base.errors import RunFailed, UserError
 from dualpath_cli.base.processes import children_end_with_us
 from dualpath_cli.training import internals
 
-PATIENCE = 10.0
+GRACE = 10.0
 """Seconds for the first rank to end by itself, after another rank ended with a shared
 error."""
 WAIT = 2.0  # seconds from a rank's death to its exit code
@@ -129,7 +129,7 @@ class Ranks(internals.launcher_class()):  # type: ignore[misc]
             if dead := self._dead_child():
                 code, fate = dead
                 if code > 0:
-                    time.sleep(PATIENCE)
+                    time.sleep(GRACE)
                 self._end(fate)
             time.sleep(0.5)
 
