@@ -7,6 +7,8 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+from lightning.pytorch import Trainer
+
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.files import read_text, write_text
 from dualpath_cli.base.locks import FIT, exclusive
@@ -56,28 +58,19 @@ def fit(session: Session[TrainingLaunch]) -> None:
         session.say(f"{dump(launch.settings.as_recipe())}\n{plan}")
         return
     session.say(plan)
-
-    must_match = {"precision": str(trainer.precision), "data_order": order.NAME}
     if launch.starts_from is not None:
-        check_same_facts(launch.starts_from, must_match)
+        check_same_facts(launch.starts_from, _fixed_facts(trainer))
 
     way_out = "wait until it ends, or give this run a name (--run.name NAME)"
     lock = exclusive(launch.folder / FIT, launch.folder, way_out)
     with lock if trainer.is_global_zero else nullcontext():
         _check_untouched(launch)
-        lacks_validation = launch.step is not None and launch.step >= run.steps
-        if not lacks_validation:
-            if trainer.is_global_zero:
-                _begin_folder(session, must_match)
-            if not no_graph_because:
-                session.module.graph = graph_of(session.module, parts=accumulate)
         try:
-            if lacks_validation:
+            if launch.has_all_steps:
                 _validate_last_step(session)
-                # Only now: until the sets are scored, the run has its earlier ones.
-                if trainer.is_global_zero:
-                    _begin_folder(session, must_match)
             else:
+                if not no_graph_because:
+                    session.module.graph = graph_of(session.module, parts=accumulate)
                 _train(session)
         except BaseException as error:
             ending = ending_of(session, error)
@@ -90,7 +83,6 @@ def fit(session: Session[TrainingLaunch]) -> None:
 def _validate_last_step(session: Session[TrainingLaunch]) -> None:
     """Validates a run that has made all its steps, and lacks only this."""
     launch = session.launch
-    assert launch.step is not None
     if session.trainer.is_global_zero:
         begin_wandb(session.trainer, launch.folder)
     session.trainer.validate(
@@ -99,6 +91,25 @@ def _validate_last_step(session: Session[TrainingLaunch]) -> None:
         ckpt_path=str(launch.checkpoint),
         verbose=False,
     )
+
+    # Only now: until the sets are scored, the run has its earlier ones.
+    _begin_folder(session)
+
+
+def _train(session: Session[TrainingLaunch]) -> None:
+    """Trains to the last step."""
+    launch = session.launch
+    trainer = session.trainer
+    _begin_folder(session)
+
+    # In steps. Without an interval only the last one is validated.
+    trainer.val_check_interval = (
+        launch.settings.run.validate_every or launch.settings.run.steps
+    )
+    trainer.check_val_every_n_epoch = None
+
+    path = None if launch.checkpoint is None else str(launch.checkpoint)
+    trainer.fit(session.module, datamodule=session.datamodule, ckpt_path=path)
 
 
 def _check_untouched(launch: TrainingLaunch) -> None:
@@ -118,9 +129,11 @@ def _check_untouched(launch: TrainingLaunch) -> None:
         )
 
 
-def _begin_folder(session: Session[TrainingLaunch], must_match: dict[str, str]) -> None:
-    """Writes the first files of the locked run folder; `must_match` are further
-    facts."""
+def _begin_folder(session: Session[TrainingLaunch]) -> None:
+    """On the first rank, writes the first files of the locked run folder."""
+    if not session.trainer.is_global_zero:
+        return
+
     launch = session.launch
     folder = launch.folder
     (folder / WENT_WRONG).unlink(missing_ok=True)
@@ -128,7 +141,7 @@ def _begin_folder(session: Session[TrainingLaunch], must_match: dict[str, str]) 
     tokenizer = source.read_text(encoding="utf-8")
 
     recipe = launch.settings.as_recipe()
-    facts = must_match | _facts(session, recipe["model"])
+    facts = _facts(session, recipe["model"])
     step = None
     if launch.starts_from is not None and launch.trunk is None:
         facts["id"] = launch.starts_from.facts["id"]
@@ -161,6 +174,7 @@ def _facts(session: Session[TrainingLaunch], model: dict[str, Any]) -> dict[str,
     }
     trunk = launch.trunk
     facts = {
+        **_fixed_facts(session.trainer),
         "id": uuid.uuid4().hex,
         "model": model,
         "tokenizer": manifest.tokenizer,
@@ -182,18 +196,9 @@ def _facts(session: Session[TrainingLaunch], model: dict[str, Any]) -> dict[str,
     return facts | {name: value for name, value in optional.items() if value}
 
 
-def _train(session: Session[TrainingLaunch]) -> None:
-    """Trains to the last step."""
-    launch = session.launch
-    trainer = session.trainer
-    # In steps. Without an interval only the last one is validated.
-    trainer.val_check_interval = (
-        launch.settings.run.validate_every or launch.settings.run.steps
-    )
-    trainer.check_val_every_n_epoch = None
-
-    path = None if launch.checkpoint is None else str(launch.checkpoint)
-    trainer.fit(session.module, datamodule=session.datamodule, ckpt_path=path)
+def _fixed_facts(trainer: Trainer) -> dict[str, Any]:
+    """The facts that may not change while a run goes on."""
+    return {"precision": str(trainer.precision), "data_order": order.NAME}
 
 
 def _conclude(session: Session[TrainingLaunch]) -> None:

@@ -92,12 +92,15 @@ class TrainingLaunch(CheckedRecipe):
         return None if self.starts_from is None else self.starts_from.step
 
     @property
+    def has_all_steps(self) -> bool:
+        """Whether the last step is done; a branch always has steps left."""
+        return self.step is not None and self.step >= self.settings.run.steps
+
+    @property
     def is_finished(self) -> bool:
         """Whether all steps are done, and the last one is scored on these sets."""
-        if self.starts_from is None or self.trunk is not None:
-            return False
-        step = self.starts_from.step
-        if step < self.settings.run.steps:
+        own = self.starts_from
+        if own is None or not self.has_all_steps:
             return False
 
         # Without sets there is nothing to score, and the run keeps those that it has.
@@ -106,10 +109,10 @@ class TrainingLaunch(CheckedRecipe):
             return True
 
         # `compare` takes the sets, and the texts drawn of them, from the newest part.
-        first = settings_from(self.starts_from.recipe)
+        first = settings_from(own.recipe)
         *_, newest = settings_of_parts(self.folder, first).values()
         scored_last = _scored(newest.data) == _scored(data)
-        return scored_last and is_validated(self.folder, step, data.val)
+        return scored_last and is_validated(self.folder, own.step, data.val)
 
 
 def _scored(data: DataSettings) -> tuple[Any, ...]:
