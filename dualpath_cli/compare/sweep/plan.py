@@ -172,6 +172,11 @@ def _model_of(
 
     kinds = section["block"]
     n = section.get("n_experts", 0)
+    if cell.family == "expanded" and isinstance(n, list):
+        raise UserError(
+            "model.n_experts is a list by layer, and expanded models have more layers; "
+            "leave expanded out of --controls"
+        )
     # A loop block has no wide path, and so no experts.
     if kinds == "loop":
         section["n_experts"] = 0

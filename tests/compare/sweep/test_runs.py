@@ -221,6 +221,12 @@ def test_an_expanded_model_has_no_steps_that_a_list_by_layer_could_untie(tmp_pat
     assert expanded.settings.model.untied_steps is False
 
 
+def test_expanded_models_of_a_recipe_with_experts_by_layer_are_refused(tmp_path):
+    words = ["--controls", "expanded", "--seeds", "1"]
+    with pytest.raises(UserError, match="leave expanded out of --controls"):
+        runs_for(asked(tmp_path, *words, model={"n_experts": [2, 0]}))
+
+
 def test_values_that_would_have_one_name_are_refused(tmp_path):
     gates = ["--set", "model.gate=my gates.A,my_gates.A"]
     for words, name in (
