@@ -2,7 +2,6 @@
 
 import gc
 import logging
-import sys
 import threading
 import warnings
 from dataclasses import replace
@@ -13,9 +12,9 @@ import torch
 from lightning.fabric.utilities.warnings import PossibleUserWarning
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
-from dualpath_cli.base.output import say
 from dualpath_cli.cli.commands import Command
 from dualpath_cli.recipe.parser import CLASSES
+from dualpath_cli.report.console import plain_console, print_line
 from dualpath_cli.training import classes
 from dualpath_cli.training.endings import OutOfMemory
 from dualpath_cli.training.launch import RunLaunch, TrainingLaunch
@@ -85,10 +84,10 @@ def run_task(command: Command, launch: TrainingLaunch | RunLaunch) -> None:
     torch.compiler.reset()
     gc.collect()
     torch.cuda.empty_cache()
-    say(
+    print_line(
+        plain_console(goes_on=True),
         f"memory  run.micro_batch={settings.run.micro_batch} does not fit into the "
         f"GPU; restarting with {half}, and more micro-batches for the same batch",
-        sys.stdout,
     )
     halved = replace(settings, run=replace(settings.run, micro_batch=half))
     task(DualPathCLI(command, replace(launch, settings=halved)).session)

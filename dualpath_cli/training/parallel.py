@@ -28,7 +28,6 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
-from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Strategy
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -164,8 +163,8 @@ def raise_recompile_limit(variants: int) -> None:
 
 
 @cache
-def can_compile(device: torch.device) -> bool:
-    """Whether torch.compile works, tried once; prints the reason if not.
+def why_not_compiled(device: torch.device) -> str:
+    """Why torch.compile does not work, or nothing; tried once.
 
     On the CPU it needs a C++ compiler and Python's headers, on a GPU Triton.
     """
@@ -174,14 +173,9 @@ def can_compile(device: torch.device) -> bool:
         compiled(torch.zeros(8, device=device))
     except Exception as error:  # the run can continue eagerly
         lines = str(error).strip().splitlines()
-        reason = lines[0] if lines else repr(error)
-        rank_zero_only(print)(
-            "dualpath: running eagerly: torch.compile does not work here "
-            f"({reason:.120})"
-        )
-        return False
+        return lines[0] if lines else repr(error)
 
-    return True
+    return ""
 
 
 # Activations that are computed again

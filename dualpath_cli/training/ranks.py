@@ -9,7 +9,6 @@ wait for each other where no signal reaches them. This file replaces both.
 import os
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import ParallelStrategy
 
 from dualpath_cli.base.errors import RunFailed, UserError
+from dualpath_cli.base.output import say
 from dualpath_cli.base.processes import children_end_with_us
 from dualpath_cli.training import internals
 
@@ -139,11 +139,7 @@ class Ranks(internals.launcher_class()):  # type: ignore[misc]
             return
 
         with suppress(OSError):  # nobody reads stderr
-            print(
-                f"dualpath {self._command}: failed: {fate}{self._continues()}",
-                file=sys.stderr,
-                flush=True,
-            )
+            say(f"dualpath {self._command}: failed: {fate}{self._continues()}")
         self.kill(signal.SIGKILL)
         os._exit(1)
 
@@ -169,11 +165,8 @@ class Ranks(internals.launcher_class()):  # type: ignore[misc]
 
             if reports and waited > SILENCE:
                 reports = False
-                print(
-                    f"dualpath {self._command}: waiting at {place} for {missing}",
-                    file=sys.stderr,
-                    flush=True,
-                )
+                with suppress(OSError):  # nobody reads stderr
+                    say(f"dualpath {self._command}: waiting at {place} for {missing}")
             time.sleep(POLL)
 
     def _missing(self, rank: int) -> str:

@@ -119,11 +119,13 @@ def build_session(
         ) from error
     console.quiet = not trainer.is_global_zero
 
-    compiled = (
-        settings.run.compile
-        and training is not None
-        and parallel.can_compile(trainer.strategy.root_device)
-    )
+    compiled = settings.run.compile and training is not None
+    device = trainer.strategy.root_device
+    if compiled and (reason := parallel.why_not_compiled(device)):
+        compiled = False
+        text = "dualpath: running eagerly: torch.compile does not work here"
+        print_line(console, f"{text} ({reason:.120})")
+
     tokenizer = launch.tokenizer
     module = _build_module(launch, module_class, tokenizer.token_bytes(), compiled)
     datamodule = DualPathDataModule(

@@ -140,7 +140,8 @@ def nobody() -> Iterator[None]:
 def closed_terminal() -> Iterator[TextIO]:
     ours, its_own = os.openpty()
     os.close(ours)
-    with os.fdopen(its_own, "w") as terminal:
+    # line by line, as Python's own stdout was before the terminal was closed
+    with os.fdopen(its_own, "w", buffering=1) as terminal:
         yield terminal
 
 

@@ -9,6 +9,7 @@ strategies on the way.
 import json
 import math
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,6 +32,7 @@ from dualpath_cli.training import graphs, parallel
 from dualpath_cli.training import step as training_step
 from dualpath_cli.training.parallel import FullyShardedStrategy, build_strategy
 from tests.cli.processes import call_on_ranks
+from tests.cli.test_faults import closed_terminal
 from tests.training.strategy_cases import SEQUENCES, STEPS, Case, train_all
 from tests.training.test_guard import scaled_gradient
 from tests.training.tiny_run import back_to_step, rows, saved, tables, tiny_recipe
@@ -318,12 +320,14 @@ def test_where_compiling_fails_the_run_says_so_once_and_goes_on(
         raise RuntimeError("No working C++ compiler found\nand much more")
 
     monkeypatch.setattr(torch, "compile", broken)
-    parallel.can_compile.cache_clear()
+    parallel.why_not_compiled.cache_clear()
     try:
-        run = fit(run={"compile": True})
+        runs = [fit(run={"compile": True})]
+        with closed_terminal() as terminal, redirect_stdout(terminal):
+            runs.append(fit(run={"compile": True, "name": "unseen"}))
     finally:
-        parallel.can_compile.cache_clear()  # other tests can compile
-    assert len(rows(run / "metrics.csv")) == 6
+        parallel.why_not_compiled.cache_clear()  # other tests can compile
+    assert [len(rows(run / "metrics.csv")) for run in runs] == [6, 6]
     assert capsys.readouterr().out.count("(No working C++ compiler found)\n") == 1
 
 
