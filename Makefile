@@ -91,6 +91,6 @@ prepare-data: setup ## Makes a data folder, by default of a file of Nemotron-CC:
 		$(if $(TOKENS),--tokens $(TOKENS)) $(if $(YES),--yes) --out "$(OUT)"
 
 torture: $(VENV)/dev ## Kills preparations and runs a thousand times, and fuzzes; hours, resumable.
-	$(BIN)/pytest tests/data_prep/test_kills.py --kills 200
-	$(BIN)/pytest tests/cli/test_fuzz.py --hypothesis-profile torture
+	$(BIN)/pytest tests/data_prep/test_kills.py --kills 200 --timeout 0
+	$(BIN)/pytest tests/cli/test_fuzz.py --hypothesis-profile torture --timeout 0
 	$(BIN)/python -m tests.training.torture --kills 1000 --signals 300 --done build/torture.json

@@ -89,6 +89,14 @@ def test_the_same_pythons_are_named_wherever_they_are_chosen():
     assert {row["python"] for row in rows} == {first, last}
 
 
+def test_no_timeout_ends_the_hours_of_make_torture():
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    recipe = makefile.partition("\ntorture:")[2].partition("\n\n")[0]
+    lines = [line for line in recipe.splitlines() if "/pytest " in line]
+    assert lines
+    assert all(line.endswith(" --timeout 0") for line in lines)
+
+
 @pytest.fixture
 def made(tmp_path, monkeypatch):
     """`made(uv)`: make's exit code, and the words of the installers that `make setup`
