@@ -7,6 +7,7 @@ tests.cli.test_messages`.
 """
 
 import re
+import shutil
 import tempfile
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,6 +20,7 @@ from dualpath_cli.cli.commands import COMMANDS
 from tests.cli.test_cli import SLOW, run_without_slow_imports
 from tests.compare.run_folders import write_sweep
 from tests.compare.sweep.conftest import write_recipe
+from tests.data.faulty_data import flip
 from tests.training.tiny_run import RUN, write_home
 
 MESSAGES = Path(__file__).with_name("messages.txt")
@@ -50,6 +52,8 @@ FILES = {
     "typo.yaml": "sources: [{path: val.jsonl, wieght: 1}]",
     "few.txt": "few",
     "empty.txt": "",
+    "latin.txt": "caf\udce9",  # not UTF-8
+    "cut.parquet": "PAR1",
     "notes.doc": "a",
     "bad.jsonl": "{",
     "there.jsonl": "",
@@ -67,7 +71,9 @@ def write_place(folder: Path) -> None:
     write_recipe(folder).rename(folder / "sweep.yaml")
     for name, text in FILES.items():
         (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_text(text)
+        (folder / name).write_text(text, errors="surrogateescape")
+    shutil.copytree(folder / "texts" / "train", folder / "flipped")
+    flip(folder / "flipped" / "chunk-0-0.bin")
     (folder / "RUN").symlink_to(RUN)
     (folder / "TOKENIZER").symlink_to("texts/train-tokenizer")
 

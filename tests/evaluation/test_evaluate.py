@@ -4,6 +4,7 @@ import json
 import math
 import random
 import re
+from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean, stdev
@@ -20,6 +21,7 @@ from dualpath_cli.evaluation.benchmarks import FOLDER, MEANS, means_of
 from dualpath_cli.evaluation.command import Evaluate
 from dualpath_cli.recipe.recipes import merge
 from dualpath_cli.run.tables import read_csv
+from tests.cli.test_faults import closed_terminal
 from tests.evaluation.conftest import NAME, questions, write_rows
 from tests.flops.paper import TABLES
 from tests.study.conftest import model_of
@@ -193,6 +195,15 @@ def test_ctrl_c_keeps_what_is_finished_and_nothing_of_an_earlier_call(
     assert main(["evaluate", "--ckpt_path", str(run), *words]) == 130
     assert list(report(folder)["results"]) == ["arc_challenge"]
     assert not any((folder / earlier).exists() for earlier in names)
+
+
+def test_an_evaluation_goes_on_to_its_end_where_its_terminal_is_closed(
+    run, tasks, tmp_path
+):
+    words = ["--data", str(tasks), "--tasks", "piqa", "--out", str(tmp_path)]
+    with closed_terminal() as terminal, redirect_stdout(terminal):
+        assert main(["evaluate", "--ckpt_path", str(run), *words]) == 0
+    assert list(report(tmp_path / NAME)["results"]) == ["piqa"]
 
 
 def test_compare_joins_the_scores_that_its_runs_have(

@@ -133,23 +133,18 @@ def test_a_damaged_folder_is_refused(fault, data, refused, tmp_path):
     ],
     ids=["flipped", "no manifest", "index"],
 )
-@pytest.mark.parametrize("command", ["fit", "validate", "ablate"])
+@pytest.mark.parametrize(
+    "command", ["fit", "validate", "ablate", "routing --tagger none"]
+)
 def test_a_damaged_validation_folder_is_refused(
     command, damage, message, data, trained, said, tmp_path
 ):
     run = trained()
     damage(data)
-    words = {
-        "fit": [
-            "--config",
-            str(tmp_path / "recipe.yaml"),
-            "--data.val.packed",
-            str(data),
-        ],
-        "validate": ["--ckpt_path", str(run), "--data.val.packed", str(data)],
-        "ablate": ["--ckpt_path", str(run), "--data.val.packed", str(data)],
-    }[command]
-    one_line(said(command, *words), message)
+    given = ["--ckpt_path", run]
+    if command == "fit":
+        given = ["--config", tmp_path / "recipe.yaml"]
+    one_line(said(*command.split(), *given, "--data.val.packed", data), message)
 
 
 # Ids

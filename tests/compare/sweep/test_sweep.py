@@ -24,6 +24,7 @@ from dualpath_cli.compare.sweep import command, runner
 from dualpath_cli.compare.sweep.request import LOCK
 from dualpath_cli.compare.sweep.runs import PlannedRun, planned_in
 from dualpath_cli.run.tables import read_csv
+from tests.cli.test_faults import closed_terminal
 from tests.compare.sweep.conftest import SMALL, SWEEP, starts, write_recipe
 
 
@@ -262,6 +263,12 @@ def test_a_signal_stops_all_runs_with_a_checkpoint_and_the_same_words_go_on(
     again = [int(lines[1].split()[0]) for lines in begun.values() if len(lines) == 2]
     assert len(again) == 2
     assert all(step > 0 for step in again), "from where they were"
+
+
+def test_a_sweep_goes_on_to_its_end_where_its_terminal_is_closed(words, tmp_path):
+    with closed_terminal() as terminal, contextlib.redirect_stdout(terminal):
+        assert main([*words, "--yes", "--seeds", "1"]) == 0
+    assert len(starts(tmp_path / "sweep")) == 3
 
 
 def test_a_killed_sweep_leaves_no_process_behind_and_goes_on(words, tmp_path):
