@@ -21,6 +21,7 @@ from dualpath_cli.cli.help import help_of
 from dualpath_cli.cli.main import HELP
 from dualpath_cli.cli.quickstart import RUN
 from dualpath_cli.recipe import recipes
+from tests.conftest import contents
 
 CHECKOUT = Path(__file__).parents[2]
 PACKAGES = ("dualpath_cli", "data_prep")
@@ -66,16 +67,6 @@ def test_what_runs_here_is_the_wheel_with_all_recipes(installed):
     *files, names = python(installed, "-c", program).split(maxsplit=2)
     assert files == [str(installed / name / "__init__.py") for name in PACKAGES]
     assert names.split() == recipes.recipe_names()
-    for name in recipes.recipe_names():
-        packaged = installed / "dualpath_cli" / "_recipes" / f"{name}.yaml"
-        assert (
-            packaged.read_bytes()
-            == (CHECKOUT / "recipes" / f"{name}.yaml").read_bytes()
-        )
-    for file in (CHECKOUT / "dualpath_cli" / "evaluation" / "tasks").glob("*y*ml"):
-        assert (
-            installed / file.relative_to(CHECKOUT)
-        ).read_bytes() == file.read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -225,17 +216,18 @@ def test_an_example_runs_from_the_wheel_alone(example, typed):
 
 
 def test_it_holds_every_file_and_no_more(installed):
+    def files(package: Path) -> dict[str, bytes]:
+        return {
+            name: content
+            for name, content in contents(package).items()
+            if not {"__pycache__", "_recipes"} & set(Path(name).parts)
+        }
+
     for package in PACKAGES:
-        packaged, here = (
-            {
-                path.relative_to(root)
-                for path in (root / package).rglob("*.*")
-                if not {"__pycache__", "_recipes"} & set(path.parts)
-            }
-            for root in (installed, CHECKOUT)
-        )
-        assert packaged == here
-        assert any(path.suffix != ".py" for path in here)
+        assert files(installed / package) == files(CHECKOUT / package)
+    packaged = installed / "dualpath_cli" / "_recipes"
+    assert contents(packaged) == contents(CHECKOUT / "recipes")
+
     (distribution,) = importlib.metadata.distributions(path=[str(installed)])
     information = f"dualpath-{dualpath_cli.__version__}.dist-info"
     assert {path.name for path in installed.iterdir()} == {*PACKAGES, information}
