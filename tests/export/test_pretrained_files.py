@@ -63,6 +63,7 @@ def an_adapter(folder: Path) -> None:
 NORM, HEAD = "model.layers.0.self_attn.q_norm.weight", "lm_head.weight"
 SCALE = "model.layers.0.mlp.up_proj.weight_scale_inv"
 ROPE: dict[str, Any] = {"rope_type": "default", "rope_theta": "10000"}
+LINEAR: dict[str, Any] = {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}
 CAUSES: list[tuple[str, dict[str, Any], Callable[[Path], None]]] = [
     (
         "holds weights of a layer 3 (",
@@ -107,6 +108,19 @@ CAUSES: list[tuple[str, dict[str, Any], Callable[[Path], None]]] = [
     ("rope_theta in config.json is '10000'", {}, config(rope_parameters=ROPE)),
     ("is a dual-path model already", {}, config(model_type="dualpath")),
     ("(transformers_weights: a.bin)", {}, config(transformers_weights="a.bin")),
+    ("has rotary scaling", {"rope_parameters": LINEAR}, config()),
+    (
+        "has sliding windows",
+        {"model_type": "mistral", "sliding_window": 16},
+        config(),
+    ),
+    ("has layers of model_type olmo2", {"model_type": "olmo2"}, config()),
+    (
+        "has another head size than width / heads (16)",
+        {"model_type": "qwen3", "head_dim": 16},
+        config(),
+    ),
+    ("has another activation than silu", {"hidden_act": "gelu"}, config()),
 ]
 
 
@@ -116,7 +130,7 @@ CAUSES: list[tuple[str, dict[str, Any], Callable[[Path], None]]] = [
 def test_another_computation_is_refused_by_its_cause(
     why, sizes, change, pretrained: Pretrained, tmp_path, said
 ):
-    folder = pretrained("llama", **sizes)
+    folder = pretrained(**{"model_type": "llama"} | sizes)
     change(folder)
     error = said(
         "retrofit", "--pretrained", folder, "--out", tmp_path / "out", "--loops", 1

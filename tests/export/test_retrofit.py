@@ -244,29 +244,6 @@ def test_the_card_of_a_retrofit_begins_prompts_as_generate_does(pretrained, tmp_
     assert "an end-of-text token, the tokenizer's `pad_token`" in card
 
 
-REFUSED: list[tuple[str, str, dict[str, Any]]] = [
-    (
-        "rotary scaling",
-        "llama",
-        {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}},
-    ),
-    ("weights model.layers.0.self_attn.k_proj.bias", "llama", {"attention_bias": True}),
-    ("sliding windows", "mistral", {"sliding_window": 16}),
-    ("layers of model_type olmo2", "olmo2", {}),
-    ("another head size than width / heads (16)", "qwen3", {"head_dim": 16}),
-    ("another activation than silu", "llama", {"hidden_act": "gelu"}),
-]
-
-
-@pytest.mark.parametrize(("feature", "model_type", "changes"), REFUSED)
-def test_a_feature_that_no_block_has_is_named(
-    feature, model_type, changes, pretrained, tmp_path, said
-):
-    folder = pretrained(model_type, **changes)
-    error = said("retrofit", "--pretrained", folder, "--out", tmp_path / "out")
-    assert f"has {feature}" in error
-
-
 def test_what_cannot_be_read_or_built_is_named(pretrained, tmp_path, said):
     folder, out = pretrained("llama"), tmp_path / "out"
     for place, words, why in (
