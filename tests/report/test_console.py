@@ -2,7 +2,6 @@
 
 import ast
 import io
-import os
 from pathlib import Path
 
 import pytest
@@ -85,16 +84,6 @@ def test_spaces_and_joiners_of_writing_are_shown_as_they_are():
     text = "10\u202f%\u3000日本\u00a0می\u200cخواهم 👩\u200d🔬\n\tend"
     assert printable(text) == text
     assert printable("\u202eab\u2066", keep="") == "\\u202eab\\u2066"
-
-
-def test_a_training_outlives_the_terminal_that_it_prints_to():
-    ours, its_own = os.openpty()
-    with open(its_own, "w") as terminal:
-        console = plain_console(goes_on=True, file=terminal)
-        console.print("seen")
-        os.close(ours)
-        console.print("not seen")
-        console.print("nor this")
 
 
 def test_only_one_function_prints_and_only_one_module_makes_consoles():
