@@ -5,7 +5,6 @@ import io
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -26,16 +25,9 @@ from dualpath_cli.recipe.settings import settings_from
 from dualpath_cli.run.run_folder import newest_checkpoint, step_of
 from dualpath_cli.run.tables import read_csv
 from dualpath_cli.training import checks
-from tests.conftest import Share
 from tests.data_prep.conftest import write_jsonl
 from tests.study.conftest import USERS_OF_FIGURES
-from tests.training.tiny_run import (
-    RUN,
-    back_to_step,
-    recipe_of_home,
-    tables,
-    write_home,
-)
+from tests.training.tiny_run import RUN, back_to_step, recipe_of_home, tables
 
 
 def test_cores_are_those_that_the_process_may_use(monkeypatch):
@@ -278,12 +270,10 @@ def pipe(path: Path) -> None:
 
 
 @pytest.fixture
-def home(share: Share, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a run, in which commands end where Lightning would begin."""
-    shutil.copytree(share("home", write_home), tmp_path / "home", symlinks=True)
-    monkeypatch.chdir(tmp_path / "home")
     monkeypatch.setattr("dualpath_cli.cli.lightning.run_task", lambda *_: True)
-    return tmp_path / "home"
+    return home
 
 
 def text(content: bytes) -> Damage:

@@ -27,8 +27,7 @@ from dualpath_cli.training.tables import BadSteps, CsvTable
 from tests.compare.run_folders import model_of, write_run
 from tests.compare.sweep.conftest import asked
 from tests.compare.sweep.test_runs import runs_for
-from tests.conftest import Share
-from tests.training.tiny_run import RUN, back_to_step, write_home
+from tests.training.tiny_run import RUN, back_to_step
 
 Damage = Callable[[str], str | bytes]
 
@@ -246,13 +245,6 @@ def test_compare_gives_the_numbers_of_a_whole_table_or_names_the_table(
 
 
 # fit
-
-
-@pytest.fixture
-def home(share: Share, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    shutil.copytree(share("home", write_home), tmp_path / "home", symlinks=True)
-    monkeypatch.chdir(tmp_path / "home")
-    return tmp_path / "home"
 
 
 def write_tables(run: Path) -> None:

@@ -267,6 +267,14 @@ def write_home(folder: Path) -> None:
     )
 
 
+@pytest.fixture
+def home(share: Share, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory: a copy of the folder of `write_home`."""
+    shutil.copytree(share("home", write_home), tmp_path / "home", symlinks=True)
+    monkeypatch.chdir(tmp_path / "home")
+    return tmp_path / "home"
+
+
 # What is in a run
 
 # Columns that say how fast a run was, not what it computed.
