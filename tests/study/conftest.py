@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from matplotlib.figure import Figure
 
 from dualpath_cli.cli.main import main
@@ -22,9 +21,8 @@ from dualpath_cli.data.tokenizer import Tokenizer
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.recipe.recipes import merge
 from dualpath_cli.report.figures import save
-from dualpath_cli.run.weights import load_weights
-from dualpath_cli.spec.config import ModelConfig
 from tests.conftest import Share
+from tests.export.conftest import model_of as model_of_run
 from tests.training.tiny_run import digest_of, tiny_recipe, train
 
 OPEN = {"model": {"gain_init": 0.0, "init_std": 0.3, "loops": 3}, "optim": {"lr": 0.05}}
@@ -130,11 +128,8 @@ def studied(share: Share, opened: Callable[..., Path]) -> Study:
 
 
 def model_of(run: Path) -> tuple[DualPathLM, Tokenizer]:
-    """The model of a run of six steps, and its tokenizer."""
-    recipe = yaml.safe_load((run / "recipe.yaml").read_text())
-    model = DualPathLM(ModelConfig(**recipe["model"]))
-    load_weights(model, run / "checkpoints" / "step-00000006")
-    return model, Tokenizer.load(run / "tokenizer.json")
+    """The model of a run, as every command loads it, and its tokenizer."""
+    return model_of_run(run), Tokenizer.load(run / "tokenizer.json")
 
 
 def data_of(path: Path) -> dict[str, Any]:
