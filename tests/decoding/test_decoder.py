@@ -157,16 +157,11 @@ def check_compiled(
     assert compiled.cache_bytes == eager.cache_bytes * ROOM / room
 
 
+@pytest.mark.parametrize("model", [{}, CORE], ids=["blocks", "core"])
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change and change.name)
 @pytest.mark.usefixtures("graphs_alone")
-def test_compiled_logits_are_the_same(change):
-    check_compiled(change, drafts=change is None)
-
-
-@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change and change.name)
-@pytest.mark.usefixtures("graphs_alone")
-def test_compiled_logits_of_a_core_are_the_same(change):
-    check_compiled(change, drafts=change is None, **CORE)
+def test_compiled_logits_are_the_same(change, model):
+    check_compiled(change, drafts=change is None, **model)
 
 
 @pytest.mark.usefixtures("graphs_alone")
