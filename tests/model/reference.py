@@ -461,11 +461,6 @@ def softplus(x: Tensor) -> Tensor:
     return torch.log1p(torch.exp(x))
 
 
-def kinds(config: ModelConfig) -> list[str]:
-    """The kind of each block."""
-    return list(config.block_kinds)
-
-
 def below(weights: Weights, prefix: str) -> Weights:
     """The weights under a prefix, without it."""
     return {

@@ -335,7 +335,7 @@ def states_of(config: ModelConfig, w: reference.Weights, ids: list[int]) -> list
     """Input, loops, wide path and output of each dual layer: lists of a vector a
     token."""
     stream, found = [w["embed.weight"][id] for id in ids], []
-    for layer, kind in enumerate(reference.kinds(config)):
+    for layer, kind in enumerate(config.block_kinds):
         own = reference.below(w, f"blocks.{layer}")
         after = reference.block(own, config, kind, stream)
         if kind == "dual":
