@@ -26,6 +26,7 @@ from dualpath_cli.compare.sweep.runs import PlannedRun, planned_in
 from dualpath_cli.run.tables import read_csv
 from tests.cli.test_faults import closed_terminal
 from tests.compare.sweep.conftest import SMALL, SWEEP, starts, write_recipe
+from tests.recipe.test_recipes import stub
 
 
 def test_rates_are_an_axis_and_a_run_whose_numbers_go_wrong_is_an_answer(
@@ -333,16 +334,14 @@ def run_task(
     script: Path, task: int, tools: Path, srun: str, preempted: bool = False
 ) -> "subprocess.CompletedProcess[str]":
     """Runs a task of an array by bash, with stand-ins for srun and scontrol."""
-    (tools / "bin").mkdir(parents=True, exist_ok=True)
-    (tools / "bin" / "activate").write_text("")
     since = "2026-03-01T12:00:00" if preempted else "None"
     scontrol = (
         f'if [ "$*" = "show job 7_{task}" ]; then echo "PreemptTime={since}"\n'
         'else echo requeued "$@"; fi'
     )
-    for name, body in (("srun", srun), ("scontrol", scontrol)):
-        (tools / name).write_text(f"#!/bin/bash\n{body}\n")
-        (tools / name).chmod(0o755)
+    stub(tools / "srun", srun)
+    stub(tools / "scontrol", scontrol)
+    stub(tools / "bin" / "activate", "")
     environment = {
         **os.environ,
         "DUALPATH_VENV": str(tools),
