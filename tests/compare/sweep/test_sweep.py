@@ -175,7 +175,6 @@ def test_a_run_that_another_process_writes_is_waited_for_and_named(
             done.set()
 
     monkeypatch.setattr(runner, "print_line", print_and_release)
-    words = [word for word in words if word != "--yes"]
     assert main([*words, "--slurm", "--seeds", "1"]) == 0
     holder = threading.Thread(target=hold)
     holder.start()
