@@ -4,7 +4,6 @@ GPU."""
 import dataclasses
 import json
 import signal
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -300,9 +299,7 @@ def test_several_ranks_are_told_the_number_to_give(trained, tmp_path):
     trained()
     words = ["fit", "--config", str(tmp_path / "recipe.yaml"), "--run.name", "two"]
     words += ["--trainer.strategy", "ddp", "--run.micro_batch", "2"]
-    first, second = run_on_two_ranks(
-        words, tmp_path, partial(too_large), expected=(1, 1)
-    )
+    first, second = run_on_two_ranks(words, tmp_path, too_large, expected=(1, 1))
     assert (
         "failed: the GPU has no room for run.micro_batch=2 in step 1; --run.mic"
         in first
