@@ -172,13 +172,8 @@ USERS_OF_FIGURES = [
 ]
 
 
-@pytest.fixture
-def drawn():
-    """For a test that looks at the files of figures."""
-
-
 @pytest.fixture(autouse=True)
-def figures(request, monkeypatch) -> dict[str, Figure | None]:
+def figures(monkeypatch) -> dict[str, Figure | None]:
     """Those of a study by name: laid out, but not written, which would take most of the
     time."""
     found: dict[str, Figure | None] = {}
@@ -187,10 +182,16 @@ def figures(request, monkeypatch) -> dict[str, Figure | None]:
         found.update(figures)
         return []
 
-    if "drawn" not in request.fixturenames:
-        for user in USERS_OF_FIGURES:
-            monkeypatch.setattr(user, keep)
+    for user in USERS_OF_FIGURES:
+        monkeypatch.setattr(user, keep)
     return found
+
+
+@pytest.fixture
+def drawn(figures, monkeypatch):
+    """Figures are written, for a test that looks at their files."""
+    for user in USERS_OF_FIGURES:
+        monkeypatch.setattr(user, save)
 
 
 class Forwards:
