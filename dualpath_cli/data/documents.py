@@ -59,6 +59,9 @@ class RowFormat:
 
     fields: tuple[str, ...]  # that a row must have
     _render: Callable[[dict[str, Any]], str]
+    takes_text: bool = False
+    """Whether a row with `text` and without any of the fields is that text: the rows
+    that `prepare` holds out, in OUT/val/NAME.jsonl."""
 
     def render(self, row: dict[str, Any] | BadRow) -> str:
         """Returns a row's text.
@@ -67,6 +70,8 @@ class RowFormat:
         """
         if isinstance(row, BadRow):
             raise row
+        if self.takes_text and "text" in row and row.keys().isdisjoint(self.fields):
+            return format_of("", "").render(row)
 
         for field in self.fields:
             if field not in row:
@@ -323,9 +328,9 @@ def _string(value: Any) -> str:
 
 
 _NAMED = {
-    "gsm8k": RowFormat(("question", "answer"), _question_answer),
-    "triviaqa": RowFormat(("question", "answer"), _question_answer),
-    "arc": RowFormat(("query", "choices", "gold"), _arc),
+    "gsm8k": RowFormat(("question", "answer"), _question_answer, takes_text=True),
+    "triviaqa": RowFormat(("question", "answer"), _question_answer, takes_text=True),
+    "arc": RowFormat(("query", "choices", "gold"), _arc, takes_text=True),
 }
 
 

@@ -245,3 +245,14 @@ def test_known_names_are_rendered_as_question_and_answer(
 ):
     texts = list(read_documents(parse_source(f"{name}={write_row(row)}")))
     assert texts == [f"Question: {question}\nAnswer: {answer}"]
+
+
+@pytest.mark.parametrize("name", ["gsm8k", "triviaqa", "arc"])
+def test_held_out_texts_of_a_known_name_are_read_under_that_name(tmp_path, name):
+    path = tmp_path / f"{name}.jsonl"
+    texts = ["Question: 1+1?\nAnswer: 2"]
+    path.write_text(json.dumps({"id": None, "text": texts[0]}))
+    assert list(read_documents(parse_source(str(path)))) == texts
+    path.write_text('{"id": null}')
+    with pytest.raises(UserError, match=r"no field '(question|query)'"):
+        list(read_documents(parse_source(str(path))))
