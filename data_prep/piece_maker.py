@@ -34,7 +34,7 @@ class PieceSettings:
     min_chars: int
     near: bool  # whether documents are signed for near-duplicate removal
     contamination: Contamination | None
-    strict: bool  # whether an unreadable row stops the preparation
+    strict: bool  # whether an unreadable or unwritable row stops the preparation
 
 
 @lru_cache(maxsize=1)
@@ -55,8 +55,8 @@ class PieceMaker:
         """Writes a piece to `out` and, beside it, the rejected documents.
 
         `name` is the file's in records; `stored` are the bytes of the file that hold
-        the rows. Raises UserError for a row that cannot be read, where none may be,
-        and for a text that the tokenizer cannot write.
+        the rows. Raises UserError for a row that cannot be read, and for a text that
+        the tokenizer cannot write, where none may be left out.
         """
         format = format_of(source.name, rows.kind, source.field)
         counts = PieceCounts(stored=stored)
@@ -171,6 +171,11 @@ class PieceMaker:
         shared_words = contamination.find(text) if contamination else None
         if shared_words:
             return "contaminated", shared_words
+
+        # Where nothing may be left out, to encode the text raises.
+        byte = None if self._settings.strict else self._tokenizer.lacking_byte(text)
+        if byte is not None:
+            return "unwritable", f"the tokenizer lacks the byte 0x{byte:02X}"
         return "", ""
 
     def _document(self, number: int, id: str | None, text: str) -> dict[str, Any]:

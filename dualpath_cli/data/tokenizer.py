@@ -124,6 +124,16 @@ class Tokenizer:
                 arrays += self._encode_by_tokenizers([text])
         return arrays
 
+    def lacking_byte(self, text: str) -> int | None:
+        """The first byte of a text that the vocabulary lacks; None if it has all."""
+        if not self._lacking:
+            return None
+
+        encoded = text.encode(errors="replace")
+        if len(encoded.translate(None, self._lacking)) == len(encoded):
+            return None
+        return next(byte for byte in encoded if byte in self._lacking)
+
     def decode(self, ids: Iterable[int]) -> str:
         """Returns the text of ids.
 
@@ -152,8 +162,7 @@ class Tokenizer:
         self, texts: Sequence[str]
     ) -> list[npt.NDArray[np.uint32]]:
         with _explaining_errors(self._origin):
-            if self._lacking:
-                self._check_bytes(texts)
+            self._check_bytes(texts)
             try:
                 encodings = self._tokenizers.encode_batch_fast(
                     texts, add_special_tokens=False
@@ -168,16 +177,13 @@ class Tokenizer:
     def _check_bytes(self, texts: Sequence[str]) -> None:
         """Raises UserError for a byte that the vocabulary lacks."""
         for text in texts:
-            encoded = text.encode(errors="replace")
-            if len(encoded.translate(None, self._lacking)) == len(encoded):
-                continue
-
-            byte = next(byte for byte in encoded if byte in self._lacking)
-            raise UserError(
-                f"tokenizer '{self._origin}': its vocabulary lacks the byte "
-                f"0x{byte:02X}, which a text has; remove such characters, or "
-                "give another tokenizer"
-            )
+            byte = self.lacking_byte(text)
+            if byte is not None:
+                raise UserError(
+                    f"tokenizer '{self._origin}': its vocabulary lacks the byte "
+                    f"0x{byte:02X}, which a text has; remove such characters, or "
+                    "give another tokenizer"
+                )
 
     @cached_property
     def _tokenizers(self) -> tokenizers.Tokenizer:

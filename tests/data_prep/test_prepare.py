@@ -308,13 +308,25 @@ def test_a_weighted_mix_names_the_source_without_text(ask, tmp_path):
     assert not (tmp_path / "out.partial").exists()
 
 
-def test_a_text_that_the_tokenizer_cannot_write_is_named_by_its_place(ask):
+def test_a_text_that_the_tokenizer_cannot_write_is_rejected_and_named_if_strict(
+    ask, out
+):
     definition = definition_with([])
     characters = {byte: character for character, byte in BYTE_OF_CHARACTER.items()}
     del definition["model"]["vocab"][characters[4]]
-    asked = ask(["", "hello", "a\x04", "hello"], tokenizer=Tokenizer(definition))
+    texts = ["", "hello", "a\x04", "hello"]
+    tokenizer = Tokenizer(definition)
     with pytest.raises(UserError, match=r"a\.jsonl line 3: tokenizer .* byte 0x04"):
-        prepare(asked)
+        prepare(ask(texts, tokenizer=tokenizer, strict=True))
+
+    (count,) = prepare(ask(texts, tokenizer=tokenizer), overwrite=True).sources
+    assert (count.rejected, count.exact_duplicates) == (
+        {"empty": 1, "unwritable": 1},
+        1,
+    )
+    assert texts_of(out) == ["hello"]
+    (_, row) = rows_of(out / "rejected.jsonl.zst")
+    assert (row["text"], row["detail"][-4:]) == ("a\x04", "0x04")
 
 
 def test_a_source_of_which_nothing_is_left_says_what_became_of_it(ask, tmp_path):
