@@ -109,8 +109,17 @@ class _Walk:
         until = self.job.until
         if until is not None and self.encoded.tokens >= until:
             self._check_unchanged(self.job.corpus.files[self._place])
-            self.is_enough = True
-            (self.job.folder / ENOUGH).touch()
+            self.stop()
+
+    def stop(self) -> None:
+        """Ends the walk, and tasks before their next piece."""
+        self.is_enough = True
+        (self.job.folder / ENOUGH).touch()
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every file was read."""
+        return self._place == len(self.files)
 
     def _end_file(self, end: FileEnd) -> None:
         self._check_unchanged(self.job.corpus.files[self._place])
@@ -202,13 +211,20 @@ class Encoder:
     """
 
     def __init__(
-        self, engine: Engine, settings: Path, fetch: Fetch, strict: bool
+        self,
+        engine: Engine,
+        settings: Path,
+        fetch: Fetch,
+        strict: bool,
+        needs_all: bool,
     ) -> None:
-        """`settings` are shared `PieceSettings`."""
+        """`settings` are shared `PieceSettings`; with `needs_all` a corpus without text
+        ends the reading of all."""
         self._engine = engine
         self._settings = settings
         self._fetch = fetch
         self._strict = strict
+        self._needs_all = needs_all
         self._files: dict[Path, list[_File]] = {}
         """The files of each corpus, by the folder of its pieces."""
 
@@ -230,15 +246,25 @@ class Encoder:
         with _EncodingProgress(jobs, found) as progress:
             for walk in walks:
                 walk.go_on()
+            self._stop_in_vain(walks)
 
             # Files of all corpora are read at the same time: no worker waits for the
-            # last piece of a corpus.
+            # last piece of a corpus. The first file of each comes first: a small corpus
+            # without text is found before a large one is read.
             while wave := [(walk, n) for walk in walks for n in walk.next_files()]:
-                self._read(wave, progress)
+                wave.sort(key=lambda each: each[1])
+                self._read(walks, wave, progress)
 
         for walk in walks:
-            walk.encoded.complete = not walk.is_enough
+            walk.encoded.complete = walk.is_complete
         return [walk.encoded for walk in walks]
+
+    def _stop_in_vain(self, walks: Sequence[_Walk]) -> None:
+        """Stops all reading where a corpus that is needed has no text."""
+        without_text = [w for w in walks if w.is_complete and not w.encoded.tokens]
+        if self._needs_all and without_text:
+            for walk in walks:
+                walk.stop()
 
     def _find_pieces(self, job: Job) -> None:
         """Verifies what an interrupted preparation left of a corpus."""
@@ -264,7 +290,10 @@ class Encoder:
                 note.unlink(missing_ok=True)
 
     def _read(
-        self, wave: Sequence[tuple[_Walk, int]], progress: _EncodingProgress
+        self,
+        walks: Sequence[_Walk],
+        wave: Sequence[tuple[_Walk, int]],
+        progress: _EncodingProgress,
     ) -> None:
         """Reads some files at the same time, until their corpora have enough."""
         watch = _Watch(progress)
@@ -278,6 +307,7 @@ class Encoder:
                 content = {"pieces": file.end.pieces, "fault": file.end.fault}
                 write_sealed(walk.job.note(share.place), json.dumps(content).encode())
             walk.go_on()
+            self._stop_in_vain(walks)
 
     def _shares(
         self, wave: Sequence[tuple[_Walk, int]], watch: "_Watch"

@@ -247,7 +247,9 @@ class _Stages:
             pools = _pools(settings, judgement, numbers)
 
             more = list(map(_tokens_to_encode, wanted, pools, encoded))
-            if not any(more):
+            # A source without text leaves nothing to write, and has ended the reading.
+            has_empty = any(each.complete and not each.tokens for each in encoded)
+            if has_empty or not any(more):
                 mix = portions(settings, pools)
                 return _Mixed(encoded, judgement, numbers, mix)
             until = [new or old for new, old in zip(more, until, strict=True)]
@@ -261,7 +263,8 @@ class _Stages:
             strict=self.request.strict,
         )
         common = write_shared(self.pieces, "settings", settings)
-        return Encoder(self.engine, common, self.fetch, self.request.strict)
+        is_mix = self.request.settings.shares() is not None
+        return Encoder(self.engine, common, self.fetch, self.request.strict, is_mix)
 
     def _judge(
         self, encoded: Sequence[Encoded]
@@ -418,8 +421,11 @@ def _why_nothing(settings: PreparationSettings, pieces: Path, mixed: _Mixed) -> 
 
     The reason is what became of its documents, or its first fault if none was read.
     """
-    empty = (n for n, each in enumerate(mixed.portions) if not each.pool.tokens)
-    number = next(empty)
+    number = next(
+        number
+        for number, portion in enumerate(mixed.portions)
+        if mixed.encoded[number].complete and not portion.pool.tokens
+    )
     path = settings.sources[number].path
     corpus = mixed.encoded[number]
 

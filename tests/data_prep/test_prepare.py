@@ -308,6 +308,27 @@ def test_a_weighted_mix_names_the_source_without_text(ask, tmp_path):
     assert not (tmp_path / "out.partial").exists()
 
 
+@pytest.mark.parametrize("tokens", [None, 10**6])
+def test_a_source_without_text_is_found_before_large_ones_are_read(
+    ask, tmp_path, tokens
+):
+    (tmp_path / "large").mkdir()
+    for number in range(3):
+        write_jsonl(tmp_path / "large" / f"{number}.jsonl", many(9, 9 * number))
+    (tmp_path / "e.jsonl").write_text('{"content": "hello"}\n')
+    large = source("a", tmp_path / "large", weight=9)
+    asked = ask((large, source("e", tmp_path / "e.jsonl", weight=1)), tokens=tokens)
+    fetched = []
+
+    def fetch(file: InputFile, on_received: OnRead) -> Path:
+        fetched.append(file.origin.name)
+        return file.origin
+
+    with pytest.raises(UserError, match=r"no text in .*e\.jsonl: row 1 unreadable"):
+        prepare(asked, fetch=fetch)
+    assert fetched == ["0.jsonl", "e.jsonl"]
+
+
 def test_a_text_that_the_tokenizer_cannot_write_is_rejected_and_named_if_strict(
     ask, out
 ):
