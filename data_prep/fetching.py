@@ -50,6 +50,7 @@ def announce_downloads(
         counts.append(len(files))
         download += _bytes_to_download(files, downloads)
         read.append(_tokens_to_read(files, target))
+    _say_early_end(settings, read)
 
     # A token is in a piece, and in the shards as often as it is repeated.
     size = token_type(tokenizer)().itemsize
@@ -84,6 +85,26 @@ def announce_downloads(
             "or name fewer --num-files or fewer --tokens"
         )
     return counts
+
+
+def _say_early_end(settings: PreparationSettings, read: Sequence[int]) -> None:
+    """Warns, before hours of work, of a source that ends the mix far too soon."""
+    shares = settings.shares()
+    if settings.tokens is None or shares is None or len(shares) < 2:
+        return
+
+    totals = [
+        tokens * source.max_epochs / share
+        for tokens, source, share in zip(read, settings.sources, shares, strict=True)
+    ]
+    total = min(totals)
+    if total < settings.tokens / 2:  # sizes tell tokens to a factor of two
+        name = settings.sources[totals.index(total)].name
+        say(
+            f"warning: by the size of its files, source '{name}' ends the mix at about "
+            f"{total:,.0f} of {settings.tokens:,} tokens; lower its weight or raise "
+            "its max_epochs in the recipe"
+        )
 
 
 def _files_to_read(corpus: Corpus, target: int | None) -> list[InputFile]:

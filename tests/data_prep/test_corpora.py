@@ -319,6 +319,20 @@ def test_a_download_is_estimated_by_the_size_of_each_file(small, tmp_path, capsy
     assert "downloads about 141.0 kB into " in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("max_epochs", [1, 1000])
+def test_a_source_that_ends_the_mix_far_too_soon_is_named_first(
+    max_epochs, small, tmp_path, capsys
+):
+    web = source("web", "web.jsonl", weight=9)
+    few = source("few", "few.jsonl", weight=1, max_epochs=max_epochs)
+    settings = PreparationSettings((web, few), "given", tokens=100_000)
+    files = [InputFile("", size, "", tmp_path) for size in (10**6, 100)]
+    corpora = [Corpus(web, files[:1]), Corpus(few, files[1:])]
+    announce_downloads(settings, corpora, small, tmp_path, tmp_path, yes=False)
+    warning = "source 'few' ends the mix at about 300 of 100,000 tokens"
+    assert (warning in capsys.readouterr().err) == (max_epochs == 1)
+
+
 # Datasets of the hub
 
 DATASET = "owner/corpus"
