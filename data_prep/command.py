@@ -78,7 +78,7 @@ class Prepare(PreparationSettings):
     half of what it has. Any number gives the same data."""
     ray: str | None = None
     """Address of a Ray cluster that does the work, as `ray start` says it, or `auto`.
-    All its machines must see the sources and OUT by the same paths."""
+    All its machines must see the sources, downloads and OUT by the same paths."""
     mirror: str = MIRROR
     """URL of Common Crawl's files."""
     strict: bool = False
@@ -201,7 +201,7 @@ def _prepare(settings: PreparationSettings, options: Prepare) -> None:
         settings, corpora, tokenizer, out, downloads, options.yes
     )
     with (
-        _engine(options, out, corpora) as (engine, task_bytes),
+        _engine(options, out, downloads, corpora) as (engine, task_bytes),
         Fetcher(corpora, downloads, counts) as fetcher,
     ):
         manifest = make_data_folder(
@@ -214,7 +214,7 @@ def _prepare(settings: PreparationSettings, options: Prepare) -> None:
 
 @contextmanager
 def _engine(
-    options: Prepare, out: Path, corpora: Sequence[Corpus]
+    options: Prepare, out: Path, downloads: Path, corpora: Sequence[Corpus]
 ) -> Iterator[tuple["Engine", int]]:
     """Yields the engine that runs the tasks, and the bytes of memory for a task."""
     from data_prep.engine import local_engine
@@ -233,6 +233,9 @@ def _engine(
 
     local = [file.origin for corpus in corpora for file in corpus.files[:1]]
     must_see = [out.parent, *(path for path in local if isinstance(path, Path))]
+    if any(corpus.remote_files() for corpus in corpora):
+        downloads.mkdir(parents=True, exist_ok=True)
+        must_see.append(downloads)
     with ray_engine(
         options.ray, options.memory, [path.resolve() for path in must_see]
     ) as engine_and_bytes:

@@ -11,12 +11,19 @@ from typing import Any
 
 import pytest
 
-from data_prep import encoding, ray_engine
+from data_prep import command, encoding, ray_engine
 from data_prep import prepare as pipeline
+from data_prep.command import Prepare
 from data_prep.engine import Between, Engine, ParallelEngine, Task, local_engine
+from data_prep.input_files import Corpus, InputFile, RemoteFile
 from dualpath_cli.base.errors import UserError
 from tests.conftest import contents
-from tests.data_prep.conftest import interrupted_at_the_end, prepare, write_jsonl
+from tests.data_prep.conftest import (
+    interrupted_at_the_end,
+    prepare,
+    source,
+    write_jsonl,
+)
 
 
 @dataclass(frozen=True)
@@ -210,3 +217,22 @@ def test_a_machine_with_another_version_or_without_the_files_is_named(
         monkeypatch.setattr(ray_engine, "__version__", "0.0.1")
         with pytest.raises(UserError, match=r"this command runs 0\.0\.1"):
             list(engine.run([Double(1)]))
+
+
+def test_all_machines_must_see_the_downloads(monkeypatch, tmp_path):
+    """Their folder is made first: a machine that lacks it is no fault of a file."""
+    seen = []
+
+    @contextmanager
+    def recorded(address, memory, must_see):
+        seen.extend(must_see)
+        yield None, 0
+
+    monkeypatch.setattr(ray_engine, "ray_engine", recorded)
+    files = [InputFile("a", 1, "", RemoteFile("http://nowhere/a", "a"))]
+    options = Prepare(out=tmp_path / "out", ray="auto")
+    downloads = tmp_path / "downloads"
+    corpora = [Corpus(source("a", "hf:owner/name/a"), files)]
+    with command._engine(options, tmp_path / "out", downloads, corpora):
+        assert seen == [tmp_path, downloads]
+        assert downloads.is_dir()
