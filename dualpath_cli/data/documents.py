@@ -124,8 +124,9 @@ def parse_source(spec: str) -> Source:
     name, rest = split_name(spec)
     if rest.startswith("hf:"):
         raise UserError(
-            f"source '{spec}': only `dualpath prepare` reads datasets of the Hugging "
-            f"Face hub; here give {SOURCE_FORMATS}"
+            f"source '{spec}': only `dualpath prepare --source` reads datasets of the "
+            "Hugging Face hub; fetch it by `hf download OWNER/NAME --repo-type "
+            f"dataset` and give {SOURCE_FORMATS}"
         )
 
     source = Source(name or stem(Path(rest)), Path(rest))

@@ -148,6 +148,14 @@ def test_a_pipe_is_not_read_as_a_source(tmp_path):
         parse_source(f"x={tmp_path}/a.jsonl")
 
 
+def test_a_dataset_of_the_hub_is_answered_by_the_way_to_fetch_it():
+    """`prepare --decontaminate` asks so, too: the message names its other option."""
+    with pytest.raises(
+        UserError, match=r"`dualpath prepare --source` .* `hf download OWNER"
+    ):
+        parse_source("gsm8k=hf:openai/gsm8k/main")
+
+
 def test_the_working_directory_is_a_source_and_no_path_is_none(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "a.txt", ["a text"])
