@@ -168,9 +168,9 @@ class Fetcher:
         """Each file with those that are begun when it is asked for."""
         for corpus, count in zip(corpora, expected, strict=True):
             files = corpus.remote_files()
-            begun_at_once = 1 + min(CONNECTIONS, count - 1)
             for number, file in enumerate(files):
-                stop = number + begun_at_once
+                # Ahead, but no more than was announced.
+                stop = max(number + 1, min(number + 1 + CONNECTIONS, count))
                 self._ahead[file] = files[number:stop]
 
     def __enter__(self) -> "Fetcher":
