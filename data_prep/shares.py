@@ -41,7 +41,8 @@ class Share:
     """A task: every `of`-th piece of a file, from the piece `first` on.
 
     Each share reads the whole file, since only what stands before a piece tells where
-    the piece begins. To read is some hundred times faster than to tokenise.
+    the piece begins. To read is some hundred times faster than to tokenise, so this
+    costs little for far fewer than a hundred shares.
     """
 
     settings: Path  # shared `PieceSettings`
