@@ -98,8 +98,11 @@ class Judgement:
         return kinds == KEPT
 
     def is_held_out(self, number: int) -> npt.NDArray[np.bool_]:
-        """Whether each document of a piece is for validation if it is kept."""
-        return _is_held_out(self.catalogue.piece(number), self.val_fraction)
+        """Whether each document of a piece is for validation if it is kept,
+        (documents,)."""
+        # Independent of the seed: any order holds out the same documents.
+        ids = scramble(self.catalogue.piece(number).numbers("id_hash"), "validation")
+        return ids < np.uint64(int(self.val_fraction * 2**64))
 
     def sorted_path(self, column: int, group: PieceGroup) -> Path:
         return self.folder / "sorted" / f"{column:02d}-{group.number:05d}.npy"
@@ -337,12 +340,14 @@ def _numbers(
 ) -> npt.NDArray[np.void]:
     numbers = np.zeros(group.stop - group.first, NUMBERS)
     start = 0
-    for row, piece in zip(numbers, judgement.pieces(group), strict=True):
-        own = kinds[start : start + piece.documents]
-        own_unlike = unlike[start : start + piece.documents]
-        start += piece.documents
+    for row, number in zip(numbers, range(group.first, group.stop), strict=True):
+        piece = judgement.catalogue.piece(number)
+        held_out = judgement.is_held_out(number)
+        stop = start + len(held_out)
+        own = kinds[start:stop]
+        own_unlike = unlike[start:stop]
+        start = stop
 
-        held_out = _is_held_out(piece, judgement.val_fraction)
         to_write = (own == KEPT) & ~held_out
         _, begins = piece.tokens()
         lengths = np.diff(begins)[to_write]
@@ -355,13 +360,6 @@ def _numbers(
         row["near"] = (own == NEAR).sum()
         row["unlike"] = ((own == KEPT) & own_unlike).sum()
     return numbers
-
-
-def _is_held_out(piece: Piece, val_fraction: float) -> npt.NDArray[np.bool_]:
-    """Whether each document is for validation, if it is kept, (documents,)."""
-    # Independent of the seed: any order holds out the same documents.
-    ids = scramble(piece.numbers("id_hash"), "validation")
-    return ids < np.uint64(int(val_fraction * 2**64))
 
 
 def _write(path: Path, array: npt.NDArray[Any]) -> None:

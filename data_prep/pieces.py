@@ -117,11 +117,6 @@ class Piece:
     def counts(self) -> PieceCounts:
         return PieceCounts(**json.loads(self._file().schema.metadata[_COUNTS]))
 
-    @property
-    def documents(self) -> int:
-        """Number of documents that are kept."""
-        return self.counts.documents
-
     def numbers(self, column: str) -> npt.NDArray[np.uint64]:
         """Returns a column of `DOCUMENT` that holds numbers, (documents,)."""
         array = self._column(column)
