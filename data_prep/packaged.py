@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from data_prep import sample
+import pyarrow as pa
+
 from data_prep.input_files import InputFile
 from data_prep.settings import PRIMITIVES, SAMPLE
 from dualpath_cli.base.files import hash_file, write_text
@@ -37,10 +38,39 @@ class Packaged:
             write_text(folder / f"{kind}.jsonl", self.held_out(kind).decode())
 
 
+# The sample: generated English texts of three kinds. Arithmetic with worked answers,
+# questions about an invented world, and plain prose differ in what they ask of a model,
+# so that routing has something to separate.
+
+SAMPLE_TRAIN = Path(__file__).parent / "sample_texts" / "train.jsonl.zst"
+SAMPLE_KINDS = ("arithmetic", "facts", "prose")
+"""Each has held-out texts beside `SAMPLE_TRAIN`."""
+SAMPLE_VOCAB_SIZE = 2048
+
+
+def _sample_lines(name: str) -> bytes:
+    """JSON lines: of the training texts ("train"), or of a kind's held-out ones."""
+    path = SAMPLE_TRAIN.with_name(f"{name}.jsonl.zst")
+    with pa.CompressedInputStream(str(path), "zstd") as stream:
+        content: bytes = stream.read()
+    return content
+
+
+def sample_documents(name: str) -> list[str]:
+    """Returns the training texts of the sample ("train"), or a kind's held-out ones."""
+    return [json.loads(line)["text"] for line in _sample_lines(name).splitlines()]
+
+
+def sample_tokenizer() -> Tokenizer:
+    """Trains the sample's own tokenizer on its texts: a second or two."""
+    trained = train_bpe(sample_documents("train"), SAMPLE_VOCAB_SIZE)
+    return Tokenizer(json.loads(trained), "the sample's own")
+
+
 def _sample_file(downloads: Path) -> InputFile:
     """The texts of the sample, which lie in the package."""
-    digest = hashlib.sha256(sample.json_lines("train")).hexdigest()
-    path = sample.TRAIN
+    digest = hashlib.sha256(_sample_lines("train")).hexdigest()
+    path = SAMPLE_TRAIN
     stat = path.stat()
     return InputFile(path.name, stat.st_size, digest, path, stat.st_mtime_ns)
 
@@ -88,7 +118,7 @@ def _bytes_tokenizer() -> Tokenizer:
 
 
 PACKAGED = {
-    SAMPLE: Packaged(sample.KINDS, sample.json_lines, sample.tokenizer, _sample_file),
+    SAMPLE: Packaged(SAMPLE_KINDS, _sample_lines, sample_tokenizer, _sample_file),
     PRIMITIVES: Packaged(
         tuple(primitives.FAMILIES),
         _held_out_primitives,

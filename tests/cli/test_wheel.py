@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import dualpath_cli
-from data_prep import sample
+from data_prep import packaged
 from dualpath_cli.cli.commands import COMMANDS
 from dualpath_cli.cli.help import help_of
 from dualpath_cli.cli.main import HELP
@@ -170,7 +170,7 @@ def typed(installed: Path) -> Callable[[str], subprocess.CompletedProcess[str]]:
         write.parent.mkdir(parents=True, exist_ok=True)
         write.write_bytes(gzip.compress(rows.encode()))
     (home / "gpt2").mkdir()  # a folder of that name stands in for the download
-    sample.tokenizer().save(home / "gpt2")
+    packaged.sample_tokenizer().save(home / "gpt2")
     nowhere = dict.fromkeys(("http_proxy", "https_proxy"), "http://127.0.0.1:9")
     path = os.pathsep.join(
         [str(bin), str(Path(sys.executable).parent), os.environ["PATH"]]

@@ -22,7 +22,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep import fetching, packaged, sample
+from data_prep import fetching, packaged
 from data_prep import tokenizer as tokenizer_command
 from data_prep.settings import settings_from
 from dualpath_cli.base.errors import RunFailed, UserError
@@ -338,8 +338,8 @@ def test_neither_a_mistake_nor_a_preparation_imports_torch_or_litdata(
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with texts, which the commands are run in."""
     monkeypatch.chdir(tmp_path)
-    for kind in sample.KINDS:
-        write_jsonl(tmp_path / f"{kind}.jsonl", sample.documents(kind)[:100])
+    for kind in packaged.SAMPLE_KINDS:
+        write_jsonl(tmp_path / f"{kind}.jsonl", packaged.sample_documents(kind)[:100])
     Path("bad.jsonl").write_text("{")
     Path("few.txt").write_text("too few")
     return tmp_path
@@ -377,9 +377,11 @@ def test_another_tokenizer_is_replaced_only_when_told(here, capsys):
     assert Tokenizer.load("out").fingerprint != Tokenizer.load("b").fingerprint
     tokens = sum(
         len(ids)
-        for ids in Tokenizer.load("b").encode_batch(sample.documents("prose")[:100])
+        for ids in Tokenizer.load("b").encode_batch(
+            packaged.sample_documents("prose")[:100]
+        )
     )
-    size = sum(len(text.encode()) for text in sample.documents("prose")[:100])
+    size = sum(len(text.encode()) for text in packaged.sample_documents("prose")[:100])
     assert re.search(rf"prose .* {size / (tokens + 100):.2f} ", capsys.readouterr().out)
 
 
@@ -420,7 +422,7 @@ def test_the_texts_may_be_in_another_field(here, capsys):
 
 def test_ordinary_texts_are_trained_on_uncut(here):
     assert train("prose.jsonl") == 0
-    expected = train_bpe(sample.documents("prose")[:100], 400)
+    expected = train_bpe(packaged.sample_documents("prose")[:100], 400)
     assert Path("out/tokenizer.json").read_text() == expected
 
 
