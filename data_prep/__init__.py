@@ -6,7 +6,6 @@ by its keys and its text; `mix` decides whether and where it is written, by `sha
 `records`, into the `out_folder`. An `engine` runs the tasks, in this process, in others
 or on a Ray cluster.
 
-- Part: what has arrived so far of a file that is downloaded.
 - Piece: some documents of one file, cleaned and tokenised; what a
   preparation is continued by.
 - Share: the pieces of a file that one task makes.

@@ -52,7 +52,7 @@ class UnreadableFile(UserError):
 
 @dataclass(frozen=True)
 class Rows:
-    """Consecutive rows of a file, not parsed yet: cheap to send to another process."""
+    """Consecutive rows of a file, not parsed yet."""
 
     path: str
     kind: str  # one of `KINDS`
@@ -437,7 +437,7 @@ def _halved(batch: pa.RecordBatch, size: int) -> Iterator[pa.RecordBatch]:
 
     middle = batch.num_rows // 2
     for half in (batch.slice(0, middle), batch.slice(middle)):
-        # A copy: a slice would go to another process together with its whole array.
+        # A copy: a slice would keep its whole array in memory.
         copy = half.take(pa.array(range(half.num_rows)))
         yield from _halved(copy, size)
 
