@@ -1,5 +1,6 @@
 """Tasks of the first stage: a share of a file's pieces to make, or pieces to verify."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from data_prep.pieces import Piece, PieceCounts, piece_path, read_sealed
 from data_prep.settings import SourceSettings
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.data.documents import IDS, format_of
-from dualpath_cli.data.rows import UnreadableFile, kind_of, read_rows
+from dualpath_cli.data.rows import Rows, UnreadableFile, kind_of, read_rows
 
 ENOUGH = "enough"
 """A file in a folder of pieces: a corpus has the tokens that are wanted of it."""
@@ -57,47 +58,54 @@ class Share:
 
     def run(self, between: Between) -> Made:
         made = Made()
-        read = 0  # stored bytes since the piece before
-
-        def on_read(size: int) -> None:
-            nonlocal read
-            read += size
-
-        fields = format_of(self.source.name, kind_of(self.path), self.source.field)
-        batches = read_rows(self.path, fields.fields, IDS, on_read, self.piece_bytes)
-        maker = piece_maker(self.settings)
-        count = 0
+        pieces = 0  # of the file, so far
         fault = None
         try:
-            for number, rows in enumerate(batches):
-                count = number + 1
-                stored = read
-                read = 0
-                out = piece_path(self.folder, self.place, number)
+            for number, (rows, stored) in enumerate(self._batches()):
+                pieces = number + 1
                 if number % self.of != self.first:
                     continue
-                if out.exists():  # made before, perhaps by this task on a lost machine
-                    made.counts[number] = Piece(out).counts
-                    continue
-                if (self.folder / ENOUGH).exists():
-                    return made
-
-                try:
-                    made.counts[number] = maker.make(
-                        self.source, self.name, rows, stored, out
-                    )
-                except UserError as mistake:
-                    made.mistake = (number, str(mistake))
+                if not self._make(number, rows, stored, made):
                     return made
                 between()
-
-            if not count:
-                fault = f"{self.name}: empty"
         except UnreadableFile as error:
             fault = readable(str(error))
 
-        made.end = FileEnd(count, fault)
+        if not pieces and not fault:
+            fault = f"{self.name}: empty"
+        made.end = FileEnd(pieces, fault)
         return made
+
+    def _batches(self) -> Iterator[tuple[Rows, int]]:
+        """Yields the rows of each piece, and how many stored bytes hold them."""
+        stored = 0
+
+        def on_read(size: int) -> None:
+            nonlocal stored
+            stored += size
+
+        form = format_of(self.source.name, kind_of(self.path), self.source.field)
+        for rows in read_rows(self.path, form.fields, IDS, on_read, self.piece_bytes):
+            yield rows, stored
+            stored = 0
+
+    def _make(self, number: int, rows: Rows, stored: int, made: Made) -> bool:
+        """Makes a piece that is not there; returns whether to go on."""
+        out = piece_path(self.folder, self.place, number)
+        if out.exists():  # made before, perhaps by this task on a lost machine
+            made.counts[number] = Piece(out).counts
+            return True
+        if (self.folder / ENOUGH).exists():
+            return False
+
+        maker = piece_maker(self.settings)  # one in a process
+        try:
+            counts = maker.make(self.source, self.name, rows, stored, out)
+        except UserError as mistake:
+            made.mistake = (number, str(mistake))
+            return False
+        made.counts[number] = counts
+        return True
 
 
 @dataclass(frozen=True)
