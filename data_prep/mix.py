@@ -22,6 +22,11 @@ Stream = Iterator[tuple[float, TokenArray]]
 """The place of each document in the order, from 0 to 1, and its tokens."""
 
 
+_DOCUMENT = np.dtype([("key", "u8"), ("piece", "i8"), ("begin", "i8"), ("end", "i8")])
+"""A document of a window: the key that orders it, which of the window's pieces has it,
+and where its tokens are there."""
+
+
 @dataclass(frozen=True)
 class Pool:
     """The documents of one source that may be written: no duplicates, none held out."""
@@ -149,38 +154,44 @@ class Portion:
     def _salt(self, seed: int, repeat: int) -> str:
         return f"{seed}/{self.pool.name}/{repeat}"
 
+    def _documents(self, window: _Window, salt: str) -> npt.NDArray[np.void]:
+        """Returns the documents of a window in their random order, `_DOCUMENT`."""
+        parts = [np.zeros(0, _DOCUMENT)]
+        for place, number in enumerate(window.pieces.tolist()):
+            piece = self.pool.piece(number)
+            taken = self.taken(window.repeat, number)
+            _, starts = piece.tokens()
+
+            own = np.zeros(len(taken), _DOCUMENT)
+            own["key"] = scramble(piece.numbers("id_hash")[taken], salt)
+            own["piece"] = place
+            own["begin"] = starts[taken]
+            own["end"] = starts[taken + 1]
+            parts.append(own)
+
+        documents = np.concatenate(parts)
+        return documents[np.argsort(documents["key"], kind="stable")]
+
     def _shuffled(self, seed: int, window: _Window, since: float) -> tuple[int, Stream]:
         """Returns a window's documents that come at `since` or later, and the tokens
         before."""
-        salt = self._salt(seed, window.repeat)
-        contents = []
-        keys = [np.zeros(0, np.uint64)]
-        places = [np.zeros((0, 2), np.int64)]
-        lengths = [np.zeros(0, np.int64)]
-        for position, number in enumerate(window.pieces.tolist()):
-            piece = self.pool.piece(number)
-            taken = self.taken(window.repeat, number)
-            tokens, starts = piece.tokens()
-            contents.append((tokens, starts))
-            keys.append(scramble(piece.numbers("id_hash")[taken], salt))
-            places.append(np.stack([np.full(len(taken), position), taken], axis=1))
-            lengths.append(np.diff(starts)[taken])
+        documents = self._documents(window, self._salt(seed, window.repeat))
+        lengths = documents["end"] - documents["begin"]
+        ends = window.begin + np.cumsum(lengths)
+        begins = ends - lengths
 
-        order = np.argsort(np.concatenate(keys), kind="stable")
-        ordered = np.concatenate(lengths)[order]
-        ends = window.begin + np.cumsum(ordered)
-        begins = ends - ordered
-        when = (begins + ordered / 2) / self.tokens
-        first = int(np.searchsorted(when, since))
+        # A document's place in the order is that of its middle.
+        middles = (begins + lengths / 2) / self.tokens
+        first = int(np.searchsorted(middles, since))
         before = int(begins[first]) if first < len(begins) else window.end
 
         def stream() -> Stream:
-            chosen = np.concatenate(places)[order[first:]].tolist()
-            for time, (position, document) in zip(
-                when[first:].tolist(), chosen, strict=True
-            ):
-                tokens, starts = contents[position]
-                yield time, tokens[starts[document] : starts[document + 1]]
+            tokens = [self.pool.piece(n).tokens()[0] for n in window.pieces.tolist()]
+            later = zip(
+                middles[first:].tolist(), documents[first:].tolist(), strict=True
+            )
+            for middle, (_, piece, begin, end) in later:
+                yield middle, tokens[piece][begin:end]
 
         return before, stream()
 
