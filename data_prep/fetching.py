@@ -4,6 +4,7 @@ import multiprocessing
 import shutil
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from multiprocessing.pool import AsyncResult, ThreadPool
 from pathlib import Path
 
@@ -28,6 +29,19 @@ RECORD_BYTES_PER_TOKEN = 1.0
 CONNECTIONS = 4  # files that are fetched at a time, and ahead of their reader
 
 
+@dataclass(frozen=True)
+class _Need:
+    """Bytes that come onto a disk, and the option that names a folder there."""
+
+    option: str
+    folder: Path
+    bytes: int
+
+    @property
+    def free(self) -> int:
+        return _free_bytes(self.folder)
+
+
 def announce_downloads(
     settings: PreparationSettings,
     corpora: Sequence[Corpus],
@@ -42,49 +56,56 @@ def announce_downloads(
     the disk is not needed again. Raises UserError for more than a disk can hold, and
     for a large download without `yes`.
     """
-    counts = []
-    download = 0
-    read = []  # tokens of each corpus
-    for corpus, target in zip(corpora, wanted_tokens(settings), strict=True):
-        files = _files_to_read(corpus, target)
-        counts.append(len(files))
-        download += _bytes_to_download(files, downloads)
-        read.append(_tokens_to_read(files, target))
+    wanted = wanted_tokens(settings)
+    files = list(map(_files_to_read, corpora, wanted))
+    read = list(map(_tokens_to_read, files, wanted))
     _say_early_end(settings, read)
 
-    # A token is in a piece, and in the shards as often as it is repeated.
-    size = token_type(tokenizer)().itemsize
-    data = sum(read) * (size + RECORD_BYTES_PER_TOKEN)
-    data += sum(tokens_to_write(settings, read)) * size
-    data_left = round(max(data - bytes_made(out), 0))
-    needs = [("--out", out, data_left), ("--downloads", downloads, download)]
-    if _existing(out).stat().st_dev == _existing(downloads).stat().st_dev:
-        needs = [("--out", out, data_left + download)]
-
+    download = sum(_bytes_to_download(own, downloads) for own in files)
+    needs = _needs(settings, tokenizer, read, out, downloads, download)
     if download:
         uses = [
-            f"{decimal(needed)} of the {decimal(_free_bytes(folder))} free at {folder}"
-            for _, folder, needed in needs
+            f"{decimal(need.bytes)} of the {decimal(need.free)} free at {need.folder}"
+            for need in needs
         ]
         say(
             f"downloads about {decimal(download)} into {downloads}; takes about "
             + listed(uses)
         )
 
-    for option, folder, needed in needs:
-        free = _free_bytes(folder)
-        if needed > free:
+    for need in needs:
+        if need.bytes > need.free:
             raise UserError(
-                f"{option} '{folder}': about {decimal(needed)} are needed and "
-                f"{decimal(free)} are free; name a larger disk, fewer --num-files or "
-                "fewer --tokens"
+                f"{need.option} '{need.folder}': about {decimal(need.bytes)} are "
+                f"needed and {decimal(need.free)} are free; name a larger disk, fewer "
+                "--num-files or fewer --tokens"
             )
     if download > ASK_ABOVE and not yes:
         raise UserError(
             f"about {decimal(download)} would be downloaded; add --yes (make: YES=1), "
             "or name fewer --num-files or fewer --tokens"
         )
-    return counts
+    return [len(own) for own in files]
+
+
+def _needs(
+    settings: PreparationSettings,
+    tokenizer: Tokenizer,
+    read: Sequence[int],
+    out: Path,
+    downloads: Path,
+    download: int,
+) -> list[_Need]:
+    """What the disks need; one need where both folders are on the same disk."""
+    # A token is in a piece, and in the shards as often as it is repeated.
+    size = token_type(tokenizer)().itemsize
+    pieces = sum(read) * (size + RECORD_BYTES_PER_TOKEN)
+    shards = sum(tokens_to_write(settings, read)) * size
+    data = round(max(pieces + shards - bytes_made(out), 0))
+
+    if _existing(out).stat().st_dev == _existing(downloads).stat().st_dev:
+        return [_Need("--out", out, data + download)]
+    return [_Need("--out", out, data), _Need("--downloads", downloads, download)]
 
 
 def _say_early_end(settings: PreparationSettings, read: Sequence[int]) -> None:
