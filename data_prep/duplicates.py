@@ -320,15 +320,16 @@ def _leaders(judgement: Judgement, column: int, group: PieceGroup) -> Integers:
 
 def _firsts(keys: Keys) -> Integers:
     """Returns the first place with each place's key, (documents,)."""
-    # lexsort is stable: among equal keys the documents stay in their order.
+    # Equal keys side by side; lexsort is stable, so each run begins with its earliest.
     order = np.lexsort(keys.T[::-1])
     ordered = keys[order]
-    repeats = np.append(False, (ordered[1:] == ordered[:-1]).all(axis=1))[: len(keys)]
+    begins_run = np.ones(len(keys), np.bool_)
+    begins_run[1:] = (ordered[1:] != ordered[:-1]).any(axis=1)
 
-    # The first document of each run of equal keys leads the run.
-    begins = np.where(repeats, 0, np.arange(len(order)))
+    leaders = order[begins_run]  # of each run
+    run = np.cumsum(begins_run) - 1  # of each place in the order
     firsts = np.empty(len(keys), np.int64)
-    firsts[order] = order[np.maximum.accumulate(begins)]
+    firsts[order] = leaders[run]
     return firsts
 
 
