@@ -47,7 +47,8 @@ class Temperature(nn.Module):
 
     def __init__(self, d_model: int) -> None:
         super().__init__()
-        self.inverse = nn.Parameter(torch.ones(1))
+        # float32, whatever default Lightning sets by the precision.
+        self.inverse = nn.Parameter(torch.ones(1, dtype=torch.float32))
         self.inputs = 1  # of each number that it returns
 
     def forward(self, z: torch.Tensor) -> torch.Tensor:
@@ -59,8 +60,8 @@ class Affine(nn.Module):
 
     def __init__(self, d_model: int) -> None:
         super().__init__()
-        self.matrix = nn.Parameter(torch.zeros(d_model, d_model))
-        self.bias = nn.Parameter(torch.zeros(d_model))
+        self.matrix = nn.Parameter(torch.zeros(d_model, d_model, dtype=torch.float32))
+        self.bias = nn.Parameter(torch.zeros(d_model, dtype=torch.float32))
         self.inputs = d_model
 
     def forward(self, z: torch.Tensor) -> torch.Tensor:

@@ -214,6 +214,21 @@ def test_rows_are_those_of_the_model_and_its_fitted_numbers_in_float64(studied, 
     assert (rows["held=2"]["passes"], rows["learned"]["passes"]) == (3, 4)
 
 
+def test_a_study_in_float64_has_the_rows_of_one_in_float32(studied, texts):
+    found = []
+    for precision in ((), ("--trainer.precision", "64-true")):
+        of_run = studied("ablate", *words_of(texts), *precision, **ONE_BASED)
+        report = json.loads((of_run.folder / "ablations.json").read_text())
+        found.append(by_name(report))
+
+    rows, others = found
+    assert rows.keys() == others.keys()
+    for name, row in rows.items():
+        # A fit may end a step apart.
+        near = 1e-5 if row["read_out"] == "trained" else 1e-4
+        assert others[name]["loss"] == pytest.approx(row["loss"], abs=near), name
+
+
 def test_a_schedule_is_as_deep_as_the_exit_beside_it(studied, texts):
     of_run = studied("ablate", *words_of(texts), **ONE_BASED)
     rows = by_name(json.loads((of_run.folder / "ablations.json").read_text()))

@@ -131,3 +131,21 @@ def test_a_fit_is_the_same_again_and_comes_back_from_its_arrays(head, monkeypatc
     monkeypatch.setattr(read_outs, "MOST_STEPS", 2)
     facts = facts_of(fit_all(text, head))
     assert not facts["affine"]["converged"]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_fits_do_not_depend_on_the_default_type(dtype, head):
+    """Lightning sets it by the precision."""
+    text = text_of(3, 40, head, 2.0)
+    expected = fit_all(text, head)
+    torch.set_default_dtype(dtype)
+    try:
+        found = fit_all(text, head)
+        mapped = read_outs_of(found, torch.device("cpu"))["affine"](text.states)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert mapped.dtype == torch.float32
+    assert found.keys() == expected.keys()
+    for name, array in found.items():
+        assert array.dtype == expected[name].dtype, name
+        assert np.array_equal(array, expected[name]), name
