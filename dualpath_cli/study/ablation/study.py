@@ -239,8 +239,10 @@ class Ablation(bench.Study[bench.Pass]):
             if len(rows) == 1:
                 continue
             if suite == "layers":
-                is_dual = self._model.block_kinds[-1] == "dual"
-                tables.append(layer_table(title, rows[1:], is_dual))
+                last = self._model.layers[-1]
+                # A repeated core takes the scale into its next repetition.
+                has_no_scale = last.block == "dual" and last.core_loops == 1
+                tables.append(layer_table(title, rows[1:], has_no_scale))
             elif suite == "token-classes":
                 if source_excesses:
                     tables.append(excess_table(title, source_excesses))

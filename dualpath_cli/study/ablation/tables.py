@@ -174,10 +174,12 @@ def _match_caption(excesses: Sequence[Excess]) -> str:
     return f"random tokens: {texts}" if texts else ""
 
 
-def layer_table(title: str, results: Sequence[Result], last_is_dual: bool) -> Table:
+def layer_table(
+    title: str, results: Sequence[Result], last_has_no_scale: bool
+) -> Table:
     """A table of one source's differences, an override a row and a layer a column.
 
-    `last_is_dual`: whether the model's last layer has gates; only their ratio counts.
+    `last_has_no_scale`: whether only the ratio of the last layer's gates counts.
     """
     overrides, layers, differences = by_layer(results)
     columns = [
@@ -189,7 +191,7 @@ def layer_table(title: str, results: Sequence[Result], last_is_dual: bool) -> Ta
         of_layers = [differences.get((override, layer)) for layer in layers]
         rows.append([override.name, *of_layers])
 
-    return Table(columns, rows, title, LAST_LAYER if last_is_dual else "")
+    return Table(columns, rows, title, LAST_LAYER if last_has_no_scale else "")
 
 
 def by_layer(

@@ -357,9 +357,9 @@ def test_each_suite_has_its_columns():
         result(difference=0.2, loops=1, layers=(10,)),
         result(difference=0.3, gates=DEEP, layers=(10,)),
     ]
-    table = layer_table("title", rows, last_is_dual=False)
+    table = layer_table("title", rows, last_has_no_scale=False)
     assert table.rows == [["K=1", 0.1, 0.2], ["gates=1,0", None, 0.3]]
-    assert table.caption == "" != layer_table("title", rows, last_is_dual=True).caption
+    assert table.caption == ""
 
 
 def test_losses_that_are_no_numbers_do_not_stop_the_figures(tmp_path, drawn):
@@ -604,6 +604,18 @@ def test_what_makes_no_sense_for_a_loop_model_is_said(trained, capsys):
     done = [row["intervention"] for row in rows]
     assert done == [name for name in NAMES if name.startswith(("learned", "K="))]
     assert set(NAMES) - set(done) < set(report["skipped"])
+
+
+@pytest.mark.parametrize(("core", "has_no_scale"), [([1, 2], True), ([2, 3], False)])
+def test_the_last_layer_has_no_scale_unless_a_core_repeats_it(
+    core, has_no_scale, opened, tmp_path
+):
+    model = {**CORE["model"], "core": core}
+    run = shutil.copytree(opened(model=model), tmp_path / "run", symlinks=True)
+    words = ("--suite", "layers", "--loops", "1", "--data.val_tokens", "20")
+    ablate(run, *words)
+    (tables,) = run.glob("ablations/*/ablations.md")
+    assert ("The final RMSNorm removes the scale" in tables.read_text()) == has_no_scale
 
 
 # Continuing
