@@ -26,7 +26,7 @@ from dualpath_cli.data.windows import Windows
 from dualpath_cli.decoding.decoding_pass import forward
 from dualpath_cli.decoding.early_exit import Schedule
 from dualpath_cli.model.loss import IGNORE
-from dualpath_cli.report.bootstrap import clusters_of
+from dualpath_cli.report.bootstrap import LEAST_CLUSTERS, clusters_of
 from dualpath_cli.run.weights import from_all_ranks
 from dualpath_cli.study.ablation import read_outs, schedules
 from dualpath_cli.study.ablation.options import AblationRow
@@ -92,7 +92,9 @@ def divide(source: str, windows: Windows, multiple_of: int) -> Division:
 
     wanted = min(windows.n_tokens / 2, MOST_TOKENS)
     count = int(np.searchsorted(ends, wanted)) + 1
-    count = min(count, len(units) - 1)
+    # What is scored keeps enough of them for an interval.
+    spare = len(units) - LEAST_CLUSTERS
+    count = min(count, spare if spare > 0 else len(units) - 1)
 
     def part(chosen: npt.NDArray[np.integer]) -> Windows:
         places = np.flatnonzero(np.isin(of_window, chosen)).tolist()

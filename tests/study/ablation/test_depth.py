@@ -17,6 +17,7 @@ from dualpath_cli.cli.main import main
 from dualpath_cli.data.documents import Source, read_documents
 from dualpath_cli.data.windows import Windows, document_windows
 from dualpath_cli.decoding.decoding_pass import forward
+from dualpath_cli.report.bootstrap import LEAST_CLUSTERS, clusters_of
 from dualpath_cli.run.tables import read_csv
 from dualpath_cli.spec.config import ModelConfig
 from dualpath_cli.spec.intervention import Intervention
@@ -83,6 +84,11 @@ def test_documents_are_scored_or_fitted_on_and_never_both(
     texts = [[*map(bytes, part.windows[: part.n_filled])] for part in parts]
     assert sorted(texts[0] + texts[1]) == sorted(map(bytes, windows))
     assert all(len(part.windows) % multiple_of == 0 for part in parts)
+    # Intervals keep their unit, and their number of clusters.
+    if division.n_scored + division.n_fitted > LEAST_CLUSTERS:
+        kept = clusters_of(division.scored)
+        assert kept.unit == division.unit
+        assert kept.count >= LEAST_CLUSTERS
     if by_document:
         assert division.unit == "documents"
         numbers = [{int(w[0]) for w in part.windows[: part.n_filled]} for part in parts]
