@@ -23,7 +23,7 @@ NUMBERS += ["expected_loops", "loops_run", "passes"]
 
 
 def test_three_commands_give_one_loss_and_routing_a_row_for_every_text_token(
-    run, texts, tmp_path, monkeypatch
+    run, texts, tmp_path, monkeypatch, figures
 ):
     paths = {"text": str(texts / "val.jsonl"), "packed": str(texts / "train")}
     validated: dict[str, dict[str, float]] = {}
@@ -40,10 +40,15 @@ def test_three_commands_give_one_loss_and_routing_a_row_for_every_text_token(
     out = tmp_path / "out"
     words += ["--out", str(out)]
     assert main(["ablate", *words, "--loops", "3"]) == 0
+    of_ablate = set(figures)
+    figures.clear()
     assert (
         main(["routing", *words, "--tagger", "none", "--no_costs", "--sequences", "1"])
         == 0
     )
+    # Neither replaces or deletes a figure of the other.
+    assert of_ablate
+    assert of_ablate.isdisjoint(figures)
     ablated = json.loads((out / "ablations.json").read_text())
     routed = json.loads((out / "summary.json").read_text())["sources"]
     tokenizer = Tokenizer.load(run / "tokenizer.json")

@@ -46,7 +46,8 @@ def draw_figures(
         "forced_core_loops": _forced(results, FORCED_CORE_LOOPS, core_loops),
         "layers": _layers(results),
         "passes": _passes(results),
-        "depth": _depth(results),
+        # `depth` is a figure of routing, which may be in the same folder.
+        "fewer_steps": _depth(results),
     }
     return save(folder, figures)
 
@@ -149,7 +150,7 @@ def _passes(results: Sequence[Result]) -> Figure | None:
 
 
 class Curve(NamedTuple):
-    """A line of the figure `depth`."""
+    """A line of the figure `fewer_steps`."""
 
     name: str
     field: str  # of Intervention: what all but the learned router have

@@ -336,7 +336,7 @@ def test_a_figure_has_a_line_for_each_way_to_fewer_steps(
     ]
     results = [row for change, passes in changes for row in rows(change, passes)]
     draw_figures(tmp_path, results, 3)
-    figure = figures["depth"]
+    figure = figures["fewer_steps"]
     assert figure is not None
     (ax,) = figure.axes
     lines = {
