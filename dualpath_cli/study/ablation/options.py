@@ -38,6 +38,7 @@ TAKEN_BY = {
     "loops": ("paper", "layers"),
     "seeds": ("paper", "layers", "experts", "token-classes"),
     "classes": ("token-classes",),
+    "tagger": ("token-classes",),
 }
 """The suites that an option changes."""
 
