@@ -150,14 +150,14 @@ def _passes(results: Sequence[Result]) -> Figure | None:
 
 
 class Curve(NamedTuple):
-    """A line of the figure `fewer_steps`."""
+    """A line of the figure `fewer_steps`, and a dotted one with a fitted read-out."""
 
     name: str
     field: str  # of Intervention: what all but the learned router have
+    width: float  # of the line: held states may coincide with forced steps
     blind: str | None = None
-    read_out: str = AS_TRAINED
 
-    def of(self, results: Sequence[Result]) -> list[Result]:
+    def of(self, results: Sequence[Result], read_out: str) -> list[Result]:
         """Its rows, by depth; the learned router is the deepest."""
         rows = []
         for result in results:
@@ -165,35 +165,23 @@ class Curve(NamedTuple):
             is_own = getattr(change, self.field) is not None
             is_own = is_own and change.blind == self.blind
             is_learned = change == Intervention()
-            if result.read_out == self.read_out and (is_own or is_learned):
+            if result.read_out == read_out and (is_own or is_learned):
                 rows.append(result)
         return sorted(rows, key=lambda result: result.passes)
 
 
-CURVES = [
-    (
-        Curve("fewer steps, forced", "loops"),
-        Curve("fewer steps, forced; affine", "loops", read_out="affine"),
-    ),
-    (
-        Curve("fewer steps, held", "held"),
-        Curve("fewer steps, held; affine", "held", read_out="affine"),
-    ),
-    (
-        Curve("repetitions, forced", "core_loops"),
-        Curve("repetitions, forced; affine", "core_loops", read_out="affine"),
-    ),
-    (
-        Curve("repetitions, held", "core_held"),
-        Curve("repetitions, held; affine", "core_held", read_out="affine"),
-    ),
-    (Curve("exits", "halting"),),
-    (Curve("blind: one for all tokens", "halting", blind="all"),),
-    (Curve("blind: by position", "halting", blind="position"),),
-]
-"""A colour each; with a fitted read-out dotted."""
-WIDTHS = (5, 2, 5, 2, 2, 1.5, 1.5)
-"""Of lines: held states may coincide with forced steps."""
+CURVES = (
+    Curve("fewer steps, forced", "loops", 5),
+    Curve("fewer steps, held", "held", 2),
+    Curve("repetitions, forced", "core_loops", 5),
+    Curve("repetitions, held", "core_held", 2),
+    Curve("exits", "halting", 2),
+    Curve("blind: one for all tokens", "halting", 1.5, blind="all"),
+    Curve("blind: by position", "halting", 1.5, blind="position"),
+)
+"""A colour each."""
+LINES = {AS_TRAINED: ("", "-"), "affine": ("; affine", ":")}
+"""The end of a line's name, and its style, by read-out."""
 
 
 def _depth(results: Sequence[Result]) -> Figure | None:
@@ -206,18 +194,18 @@ def _depth(results: Sequence[Result]) -> Figure | None:
     figure, axes = panels(1.2 + 3.4 * len(sources), 4.2, 1, len(sources), sharey=True)
     for ax, source in zip(axes[0], sources, strict=True):
         own = [result for result in depth if result.source == source]
-        for curves, color, width in zip(CURVES, SOURCES, WIDTHS, strict=True):
-            for curve in curves:
-                line = curve.of(own)
-                if len(line) < 2:
+        for curve, color in zip(CURVES, SOURCES, strict=True):
+            for read_out, (ending, linestyle) in LINES.items():
+                line = curve.of(own, read_out)
+                if len(line) < 2:  # of the learned router, or of none
                     continue
                 x = [result.passes for result in line]
                 style = {
-                    "linestyle": "-" if curve.read_out == AS_TRAINED else ":",
-                    "linewidth": width,
-                    "markersize": 2 + width,
+                    "linestyle": linestyle,
+                    "linewidth": curve.width,
+                    "markersize": 2 + curve.width,
                 }
-                _plot_differences(ax, x, line, color, curve.name, **style)
+                _plot_differences(ax, x, line, color, curve.name + ending, **style)
 
         ax.set(title=source, xlabel="sublayers that a token passes in a layer")
         _finish(ax)
