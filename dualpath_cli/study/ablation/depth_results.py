@@ -10,7 +10,7 @@ is the share of the loss of fewer steps that the read-out alone takes away. The 
 router has a fitted read-out, too, or the share would count what the read-out learns of
 the texts.
 
-Shapes: W windows of a source, C columns, R 1 + resamples.
+Shapes: C columns, R 1 + resamples.
 """
 
 from collections.abc import Sequence
@@ -19,16 +19,16 @@ from typing import Any
 import numpy as np
 
 from dualpath_cli.base.output import amount
-from dualpath_cli.report import bootstrap
-from dualpath_cli.report.bootstrap import Floats
 from dualpath_cli.spec.intervention import Intervention
 from dualpath_cli.study.ablation import read_outs
 from dualpath_cli.study.ablation.depth import BlindPass, Division, FitPass, ReadOutPass
 from dualpath_cli.study.ablation.passes import AblationPass
 from dualpath_cli.study.ablation.scores import (
     AS_TRAINED,
+    UNKNOWN,
     Result,
-    means_per_token,
+    differences,
+    estimates,
     result_of,
 )
 from dualpath_cli.study.bench import Pass
@@ -66,55 +66,47 @@ def _exit_or_schedule(pass_: AblationPass, learned: AblationPass) -> Result:
     if isinstance(pass_, BlindPass):
         pairs.append((pass_, pass_.exit_, "nats"))
 
-    (difference, low, high), *over_exit = _numbers(*_differences(pairs))
-    fields = {"difference": difference, "low": low, "high": high}
-    for over, over_low, over_high in over_exit:  # one of a schedule, else none
-        fields["over_exit"] = over
-        fields["over_exit_low"] = over_low
-        fields["over_exit_high"] = over_high
-    return result_of(pass_, "nats", **fields)
+    cost, *beside_exit = estimates(*differences(pairs))
+    over_exit = beside_exit[0] if beside_exit else UNKNOWN
+    return result_of(
+        pass_,
+        difference=cost.value,
+        low=cost.low,
+        high=cost.high,
+        over_exit=over_exit.value,
+        over_exit_low=over_exit.low,
+        over_exit_high=over_exit.high,
+    )
 
 
 def _with_read_outs(pass_: ReadOutPass, learned: ReadOutPass) -> list[Result]:
     """A row for each read-out."""
     pairs = [(pass_, learned, nats) for nats in NATS.values()]
-    means_RC, clusters = _differences(pairs)
-    trained_R1 = means_RC[:, :1]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        repaired_RC = 1 - means_RC / trained_R1
+    means_RC, clusters = differences(pairs)
+    costs = estimates(means_RC, clusters)
 
-    differences = _numbers(means_RC, clusters)
-    _, trained_low, _ = differences[0]
-    shares = _numbers(repaired_RC, clusters)
+    # The model's own read-out is the first column.
+    with np.errstate(divide="ignore", invalid="ignore"):
+        repaired_RC = 1 - means_RC / means_RC[:, :1]
+    shares = estimates(repaired_RC, clusters)
+    is_costly = costs[0].low > LEAST_LOSS
 
     results = []
-    for name, difference, share in zip(NATS, differences, shares, strict=True):
-        fields = dict(zip(("difference", "low", "high"), difference, strict=True))
-        if name != AS_TRAINED and trained_low > LEAST_LOSS:
-            of_share = ("repaired", "repaired_low", "repaired_high")
-            fields |= zip(of_share, share, strict=True)
-        results.append(result_of(pass_, NATS[name], read_out=name, **fields))
+    for name, cost, share in zip(NATS, costs, shares, strict=True):
+        repaired = share if is_costly and name != AS_TRAINED else UNKNOWN
+        row = result_of(
+            pass_,
+            NATS[name],
+            read_out=name,
+            difference=cost.value,
+            low=cost.low,
+            high=cost.high,
+            repaired=repaired.value,
+            repaired_low=repaired.low,
+            repaired_high=repaired.high,
+        )
+        results.append(row)
     return results
-
-
-def _differences(
-    pairs: Sequence[tuple[AblationPass, AblationPass, str]],
-) -> tuple[Floats, int]:
-    """Differences in nats per token between passes of the same windows, plain and
-    resampled, (R, C), and the number of clusters."""
-    first, _, _ = pairs[0]
-    windows = first.windows
-    columns = [one.arrays[nats] - other.arrays[nats] for one, other, nats in pairs]
-    differences_WC = np.stack(columns, axis=1)
-    tokens_W1 = windows.tokens[:, None]
-    return means_per_token(first.source, differences_WC, tokens_W1, windows)
-
-
-def _numbers(values_RC: Floats, clusters: int) -> list[tuple[float, float, float]]:
-    """The value of each column, and the ends of its interval."""
-    low_C, high_C = bootstrap.interval(values_RC, clusters)
-    columns = zip(values_RC[0].tolist(), low_C.tolist(), high_C.tolist(), strict=True)
-    return list(columns)
 
 
 def fit_facts(division: Division, passes: Sequence[Pass]) -> dict[str, Any]:

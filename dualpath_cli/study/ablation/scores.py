@@ -2,13 +2,13 @@
 
 Each pass is compared with the learned router's pass, window by window.
 
-Shapes: W windows of a source, C columns, P passes, R 1 + resamples.
+Shapes: W windows of a source, C columns, R 1 + resamples.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -85,25 +85,25 @@ of token_classes.csv.
 """
 
 
+class Estimate(NamedTuple):
+    """A number, and the ends of its 95 % interval; nan with too few clusters."""
+
+    value: float
+    low: float
+    high: float
+
+
+UNKNOWN = Estimate(math.nan, math.nan, math.nan)
+
+
 def compare(passes: Sequence[AblationPass]) -> list[Result]:
     """A result for each pass over a source: its loss, and the difference to the first
     one's."""
-    source = passes[0].source
-    windows = passes[0].windows
-
-    nats_WP = np.stack([pass_.arrays["nats"] for pass_ in passes], axis=1)
-    differences_WP = nats_WP - nats_WP[:, :1]
-    tokens_W1 = windows.tokens[:, None]
-    means_RP, clusters = means_per_token(source, differences_WP, tokens_W1, windows)
-    low_P, high_P = bootstrap.interval(means_RP, clusters)
+    learned = passes[0]
+    pairs = [(pass_, learned, "nats") for pass_ in passes]
     return [
-        result_of(
-            pass_,
-            difference=float(means_RP[0, p]),
-            low=float(low_P[p]),
-            high=float(high_P[p]),
-        )
-        for p, pass_ in enumerate(passes)
+        result_of(pass_, difference=cost.value, low=cost.low, high=cost.high)
+        for pass_, cost in zip(passes, estimates(*differences(pairs)), strict=True)
     ]
 
 
@@ -174,10 +174,7 @@ def _excess(
     excess_W2 = np.repeat((class_W - random_W)[:, None], 2, axis=1)
     tokens_W2 = np.column_stack([windows.tokens, class_tokens_W])
     means_R2, clusters = means_per_token(learned.source, excess_W2, tokens_W2, windows)
-    lows, highs = bootstrap.interval(means_R2, clusters)
-    excess, per_forced = means_R2[0].tolist()
-    low, per_forced_low = lows.tolist()
-    high, per_forced_high = highs.tolist()
+    in_all, per_forced = estimates(means_R2, clusters)
 
     matches = [pass_.match for pass_ in controls if pass_.match is not None]
     match = MatchQuality.mean(matches)
@@ -190,14 +187,27 @@ def _excess(
         "share": class_tokens / windows.n_tokens,
         "difference": float((class_W - learned_W).sum() / windows.n_tokens),
         "random_difference": float((random_W - learned_W).sum() / windows.n_tokens),
-        "excess": excess,
-        "low": low,
-        "high": high,
-        "per_forced": per_forced,
-        "per_forced_low": per_forced_low,
-        "per_forced_high": per_forced_high,
+        "excess": in_all.value,
+        "low": in_all.low,
+        "high": in_all.high,
+        "per_forced": per_forced.value,
+        "per_forced_low": per_forced.low,
+        "per_forced_high": per_forced.high,
         **{f"match_{name}": value for name, value in vars(match).items()},
     }
+
+
+def differences(
+    pairs: Sequence[tuple[AblationPass, AblationPass, str]],
+) -> tuple[Floats, int]:
+    """Differences in nats per token between passes of the same windows, plain and
+    resampled, (R, C), and the number of clusters."""
+    first, _, _ = pairs[0]
+    windows = first.windows
+    columns = [one.arrays[nats] - other.arrays[nats] for one, other, nats in pairs]
+    differences_WC = np.stack(columns, axis=1)
+    tokens_W1 = windows.tokens[:, None]
+    return means_per_token(first.source, differences_WC, tokens_W1, windows)
 
 
 def means_per_token(
@@ -215,3 +225,10 @@ def means_per_token(
     # A resample may have no token of a class.
     with np.errstate(invalid="ignore", divide="ignore"):
         return nats_RC / tokens_RC, clusters.count
+
+
+def estimates(values_RC: Floats, clusters: int) -> list[Estimate]:
+    """The number of each column, plain (first row), with its interval."""
+    low_C, high_C = bootstrap.interval(values_RC, clusters)
+    columns = zip(values_RC[0].tolist(), low_C.tolist(), high_C.tolist(), strict=True)
+    return [Estimate(*column) for column in columns]
