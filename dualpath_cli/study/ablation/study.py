@@ -200,13 +200,12 @@ class Ablation(bench.Study[bench.Pass]):
             pass_.masks, pass_.match = drawn[key]
 
     def finish(self, source: str, passes: Sequence[bench.Pass]) -> None:
-        whole = []
-        divided = []
-        for pass_ in passes:
-            if isinstance(pass_, AblationPass) and pass_.row.suite != DEPTH:
-                whole.append(pass_)
-            else:
-                divided.append(pass_)
+        whole = [
+            pass_
+            for pass_ in passes
+            if isinstance(pass_, AblationPass) and pass_.row.suite != DEPTH
+        ]
+        divided = passes[len(whole) :]  # behind the others, see `passes`
 
         title = _title(source, whole[0].windows)
         results = compare(whole)
