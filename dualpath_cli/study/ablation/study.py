@@ -16,6 +16,7 @@ windows.
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -183,21 +184,20 @@ class Ablation(bench.Study[bench.Pass]):
         tags = tag_windows(inputs, tokenizer, self._tagger)
 
         # Both paths are forced on the same tokens, also on the same random tokens.
-        drawn: dict[tuple[str, int | None], tuple[Masks, MatchQuality | None]] = {}
+        @cache
+        def chosen(
+            name: str, upos: tuple[str, ...], seed: int | None
+        ) -> tuple[Masks, MatchQuality | None]:
+            members = class_masks(tags, upos)
+            if seed is None:
+                return members, None
+            return matched_random_tokens(tags, members, seed, name)
+
         for pass_ in passes:
             forced = pass_.row.token_class
             seed = pass_.row.random_seed
-            if forced is None:
-                continue
-
-            key = (forced.name, seed)
-            if key not in drawn:
-                members = class_masks(tags, forced.upos)
-                drawn[key] = members, None
-                if seed is not None:
-                    random = matched_random_tokens(tags, members, seed, forced.name)
-                    drawn[key] = random
-            pass_.masks, pass_.match = drawn[key]
+            if forced is not None:
+                pass_.masks, pass_.match = chosen(forced.name, forced.upos, seed)
 
     def finish(self, source: str, passes: Sequence[bench.Pass]) -> None:
         whole = [
