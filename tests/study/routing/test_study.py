@@ -159,12 +159,14 @@ def test_the_summary_is_what_plain_means_over_the_rows_give(whole):
         for name in PER_LAYER:
             mean = columns[name].astype(float).mean(0)
             assert report["layers"][name]["mean"] == pytest.approx(mean, rel=1e-5), name
-        for tag in ("NUM", "NOUN", "SPACE"):
+        assert report["upos"].keys() == {"NUM", "NOUN", "SPACE"}
+        for tag in report["upos"]:
             for name, key in OF_TAGS.items():
                 mean = columns[name][columns["upos"] == tag].mean(0)
                 found = report["upos"][tag]
                 assert found[key]["mean"] == pytest.approx(mean, rel=1e-5), name
                 assert found[name]["mean"] == pytest.approx(mean.mean(), rel=1e-5)
+                assert found[name]["low"] < mean.mean() < found[name]["high"]
         present = {
             n for n, upos in CLASSES.items() if np.isin(columns["upos"], upos).any()
         }

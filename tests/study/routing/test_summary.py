@@ -208,22 +208,6 @@ def test_a_rare_part_of_speech_is_left_out_and_a_frequent_one_is_a_mean():
     assert report["SYM"]["deep_share"]["mean"] == pytest.approx(share[9:19].mean())
 
 
-def test_gates_and_loops_of_a_part_of_speech_are_means_over_its_tokens():
-    data = batch(0, sequences=12, length=40)
-    data["tags"][:] = UPOS.index("NOUN")
-    data["tags"][:, ::3] = UPOS.index("VERB")
-    report = from_batch(data).report()["upos"]
-    assert report.keys() == {"NOUN", "VERB"}
-    for upos, found in report.items():
-        chosen = data["text"] & (data["tags"] == UPOS.index(upos))
-        values = data["values"][chosen].numpy()  # (tokens, layers, columns)
-        for name in ("gate_deep", "gate_wide", "expected_loops"):
-            means = values[..., COLUMN[name]].mean(0)
-            assert found[f"{name}_layers"]["mean"] == pytest.approx(means)
-            assert found[name]["mean"] == pytest.approx(means.mean())
-            assert found[name]["low"] < means.mean() < found[name]["high"]
-
-
 def test_sources_weigh_the_same_however_long_they_are():
     short = from_batch(batch(0, 2, 10))
     long = from_batch(batch(1, 20, 30))
