@@ -8,19 +8,24 @@ import io
 import json
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from matplotlib.figure import Figure
 
 from dualpath_cli.cli.main import main
 from dualpath_cli.data.tokenizer import Tokenizer
+from dualpath_cli.data.windows import Window
+from dualpath_cli.decoding.decoding_pass import forward
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.recipe.recipes import merge
 from dualpath_cli.report.figures import save
+from dualpath_cli.spec.intervention import Intervention
 from tests.conftest import Share
 from tests.export.conftest import model_of as model_of_run
 from tests.training.tiny_run import digest_of, tiny_recipe, train
@@ -192,6 +197,21 @@ def drawn(figures, monkeypatch):
     """Figures are written, for a test that looks at their files."""
     for user in USERS_OF_FIGURES:
         monkeypatch.setattr(user, save)
+
+
+def naive_loss(
+    model: DualPathLM, windows: Iterable[Window], change: Intervention
+) -> float:
+    """Mean nats of the windows' tokens, one window at a time."""
+    nats = 0.0
+    tokens = 0
+    for window in windows:
+        ids = torch.from_numpy(window.astype(np.int64))[None]
+        with torch.no_grad():
+            nll = forward(model, ids[:, :-1], ids[:, 1:], intervention=change)
+        nats += nll.double().sum().item()
+        tokens += nll.numel()
+    return nats / tokens
 
 
 class Forwards:

@@ -26,7 +26,7 @@ from dualpath_cli.study.ablation.figures import draw_figures
 from dualpath_cli.study.ablation.options import DEPTH_HALTING, Ablate
 from dualpath_cli.study.ablation.scores import Result
 from dualpath_cli.study.bench import read_arrays
-from tests.study.conftest import CORE, model_of
+from tests.study.conftest import CORE, model_of, naive_loss
 from tests.training.tiny_run import SEQ_LEN
 
 TINY = ModelConfig(n_layers=3, loops=3, d_ffn=1600, d_ffn_wide=11392)
@@ -141,7 +141,7 @@ def losses_by_hand(
 
     # Fits are known by the loss before the fit. K=1 and held=1 are the same model, with
     # equal fits.
-    before = _loss(model, division.fitted, change)
+    before = naive_loss(model, division.fitted.windows, change)
     fit, *_ = [
         arrays
         for path in (folder / "scores").glob("text-*.npz")
@@ -168,17 +168,6 @@ def losses_by_hand(
                 logits = head_VD @ state
                 nats[name] += float(torch.log(torch.exp(logits).sum()) - logits[target])
     return {name: sum_ / division.scored.n_tokens for name, sum_ in nats.items()}
-
-
-def _loss(model: Any, fitted: Windows, change: Intervention) -> float:
-    """Mean nats of a model's own head, one window at a time."""
-    nats = 0.0
-    for window in fitted.windows:
-        ids = torch.from_numpy(window.astype(np.int64))[None]
-        with torch.no_grad():
-            nll = forward(model, ids[:, :-1], ids[:, 1:], intervention=change)
-        nats += nll.double().sum().item()
-    return nats / fitted.n_tokens
 
 
 ONE_BASED = {"model": {"step_index": "one_based"}}

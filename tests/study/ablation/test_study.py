@@ -20,7 +20,6 @@ from dualpath_cli.cli.main import main
 from dualpath_cli.data.documents import Source, read_documents
 from dualpath_cli.data.tokenizer import Tokenizer
 from dualpath_cli.data.windows import Windows, document_windows
-from dualpath_cli.decoding.decoding_pass import forward
 from dualpath_cli.model import DualPathLM, RoutingTrace
 from dualpath_cli.model.routing import LayerTrace
 from dualpath_cli.run.exported_folder import hash_of_weights
@@ -35,7 +34,7 @@ from dualpath_cli.study.ablation.scores import Result, compare, excesses
 from dualpath_cli.study.ablation.tables import excess_table, layer_table, source_table
 from dualpath_cli.study.controls import MatchQuality
 from dualpath_cli.study.parts_of_speech import ForcedClass
-from tests.study.conftest import CORE, Studied, Study, model_of
+from tests.study.conftest import CORE, Studied, Study, model_of, naive_loss
 from tests.training.tiny_run import SEQ_LEN
 
 TINY = ModelConfig(n_layers=3, loops=2, d_ffn=1600, d_ffn_wide=11392)
@@ -410,17 +409,11 @@ def ablate(run: Path, *words: str) -> tuple[dict, list[dict]]:
 # The command
 
 
-def naive_loss(run: Path, text: Path, intervention: Intervention) -> float:
-    """Mean loss of a text's tokens, window by window."""
+def naive_loss_of(run: Path, text: Path, change: Intervention) -> float:
+    """Mean nats of the tokens of a text under a run's model."""
     model, tokenizer = model_of(run)
-    nats, tokens = 0.0, 0
     windows, _ = document_windows(read_documents(Source("a", text)), tokenizer, SEQ_LEN)
-    for window in windows:
-        ids = torch.from_numpy(window.astype(np.int64))[None]
-        with torch.no_grad():
-            nll = forward(model, ids[:, :-1], ids[:, 1:], intervention=intervention)
-        nats, tokens = nats + nll.double().sum().item(), tokens + nll.numel()
-    return nats / tokens
+    return naive_loss(model, windows, change)
 
 
 @pytest.fixture(scope="session")
@@ -445,7 +438,7 @@ def test_every_row_is_the_loss_of_the_model_under_its_intervention(whole, texts)
     }
     losses = {row["intervention"]: float(row["loss"]) for row in rows}
     for name, intervention in wanted.items():
-        naive = naive_loss(whole.run, texts / "val.jsonl", intervention)
+        naive = naive_loss_of(whole.run, texts / "val.jsonl", intervention)
         assert losses[name] == pytest.approx(naive, rel=1e-5), name
     assert len({round(losses[name], 6) for name in wanted}) == len(wanted)
     (trained,) = [row for row in report["rows"] if row["intervention"] == "K=3"]
@@ -486,7 +479,7 @@ def test_a_core_is_scored_by_its_repetitions(studied, texts):
     report, _ = table_of(of_core.folder)
     rows = {row["intervention"]: row for row in report["rows"]}
     for change in (Intervention(core_loops=4), Intervention(halting=0.5)):
-        naive = naive_loss(of_core.run, texts / "val.jsonl", change)
+        naive = naive_loss_of(of_core.run, texts / "val.jsonl", change)
         assert rows[change.name]["loss"] == pytest.approx(naive, rel=1e-5)
 
     # A wide layer and a dual one, K = 2, are repeated R times between a wide layer and
