@@ -150,12 +150,15 @@ def fit_all(text: Text, head_VD: torch.Tensor) -> Arrays:
 
 def read_outs_of(arrays: Arrays, device: torch.device) -> dict[str, nn.Module]:
     """The read-outs whose numbers `fit_all` returned."""
+    d_model = len(arrays["affine.bias"])
     read_outs: dict[str, nn.Module] = {}
     for name, kind in READ_OUTS.items():
-        # Every read-out has the size of its own numbers.
-        read_out = kind(len(arrays["affine.bias"]))
-        for key, parameter in read_out.named_parameters():
-            parameter.data = torch.from_numpy(arrays[f"{name}.{key}"])
+        read_out = kind(d_model)
+        numbers = {
+            key: torch.from_numpy(arrays[f"{name}.{key}"])
+            for key in read_out.state_dict()
+        }
+        read_out.load_state_dict(numbers)
         read_outs[name] = read_out.to(device).requires_grad_(False)
     return read_outs
 
