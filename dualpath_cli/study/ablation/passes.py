@@ -84,8 +84,8 @@ class AblationPass(RowPass):
 
     def begin(self, module: DualPathModule, files: ExitStack) -> None:
         super().begin(module, files)
-        # of each batch: places of its windows, and their sums by name, (B,) each
-        self._scores: list[tuple[list[int], dict[str, torch.Tensor]]] = []
+        # of each window, by its place: sums over its tokens by name
+        self._sums: dict[int, dict[str, float]] = {}
         # of each batch: steps of a loop, repetitions of the core
         self._loops_run: list[tuple[float, float]] = []
 
@@ -107,10 +107,11 @@ class AblationPass(RowPass):
         if self._module.config.core is not None:
             of_tokens["core_loops"] = _repetitions_of_tokens(trace)
         sums = {
-            name: _window_sums(values_BT, batch.scored)
+            name: _window_sums(values_BT, batch.scored).tolist()
             for name, values_BT in of_tokens.items()
         }
-        self._scores.append((places, sums))
+        for row, place in enumerate(places):
+            self._sums[place] = {name: of_B[row] for name, of_B in sums.items()}
 
         # A batch of padding, which only fills up a rank's share, halts at once.
         counts = bool(batch.scored.any())
@@ -146,13 +147,13 @@ class AblationPass(RowPass):
         `loops_run`, (), is the mean number of steps that a batch ran in a layer. With a
         core also `core_loops` and `core_loops_run`, of its repetitions.
         """
-        # `FILLER` is among the places, and not read below.
-        names = list(self._scores[0][1])
-        own_scores: dict[int, list[float]] = {}
-        for places, sums in self._scores:
-            sums_BN = torch.stack([sums[name] for name in names], dim=1)
-            own_scores |= zip(places, sums_BN.tolist(), strict=True)
-        scores = found_by_all_ranks(own_scores)
+        # `FILLER` is among the places, and not read.
+        sums = found_by_all_ranks(self._sums)
+        in_order = [sums[place] for place in range(self.windows.n_filled)]
+        arrays = {
+            name: np.array([of_window[name] for of_window in in_order])
+            for name in in_order[0]
+        }
 
         runs = list(chain.from_iterable(from_all_ranks(self._loops_run)))
         loops_run, core_loops_run = (
@@ -160,8 +161,6 @@ class AblationPass(RowPass):
             for of_batches in zip(*runs, strict=True)
         )
 
-        in_order = [scores[place] for place in range(self.windows.n_filled)]
-        arrays = dict(zip(names, np.array(in_order).T, strict=True))
         arrays["loops_run"] = np.array(loops_run)
         if self._module.config.core is not None:
             arrays["core_loops_run"] = np.array(core_loops_run)
