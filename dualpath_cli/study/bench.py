@@ -314,38 +314,45 @@ class StudyModule(DualPathModule):
         Made here, as the number of ranks is not known earlier.
         """
         launch = self._session.launch
-        datamodule = self._session.datamodule
-        datamodule.trainer = self.trainer
-        tokenizer = datamodule.tokenizer
-
+        self._session.datamodule.trainer = self.trainer
         self.facts = study_facts(launch, self.trainer)
         decisive = decisive_facts(self.facts, self.trainer)
         decisive["semantics"] = self._study.semantics
 
         for name, validation_set in launch.settings.data.validation_sets.items():
-            windows = datamodule.windows(name)
-            fingerprint = tokenizer.fingerprint
-            facts = source_facts(name, validation_set, windows, fingerprint)
-            self.sources[name] = facts
-            self._passes[name] = self._study.passes(name, windows, tokenizer)
-            for pass_ in self._passes[name]:
-                pass_.locate(self._study.folder, decisive)
-                # All ranks run the passes that the first rank lacks: nodes have
-                # different files.
-                missing = self.trainer.is_global_zero and not pass_.read_finished()
-                if self.trainer.strategy.broadcast(missing):
-                    self._missing.append(pass_)
+            self._add_source(name, validation_set, decisive)
 
-        loaders = []
-        for pass_ in self._missing:
-            collate_pass = partial(collate, last_is_input=pass_.last_is_input)
-            loaders.append(datamodule.loader(pass_.windows, collate_pass))
+        loaders = [self._loader(pass_) for pass_ in self._missing]
         self._progress.begin(sum(map(len, loaders)))
 
         # Reports of sources without a missing pass do not wait for others.
         for name in self._passes:
             self._finish_if_complete(name)
         return loaders
+
+    def _add_source(
+        self, name: str, validation_set: ValidationSet, decisive: Mapping[str, Any]
+    ) -> None:
+        """Cuts a source into windows, and finds the passes that are missing."""
+        datamodule = self._session.datamodule
+        tokenizer = datamodule.tokenizer
+        windows = datamodule.windows(name)
+        fingerprint = tokenizer.fingerprint
+        self.sources[name] = source_facts(name, validation_set, windows, fingerprint)
+
+        self._passes[name] = self._study.passes(name, windows, tokenizer)
+        for pass_ in self._passes[name]:
+            pass_.locate(self._study.folder, decisive)
+            # All ranks run the passes that the first rank lacks: nodes have
+            # different files.
+            is_missing = self.trainer.is_global_zero and not pass_.read_finished()
+            if self.trainer.strategy.broadcast(is_missing):
+                self._missing.append(pass_)
+
+    def _loader(self, pass_: Pass) -> DataLoader[Window]:
+        """The batches of a pass."""
+        collate_pass = partial(collate, last_is_input=pass_.last_is_input)
+        return self._session.datamodule.loader(pass_.windows, collate_pass)
 
     @property
     def kept(self) -> str:
