@@ -36,7 +36,7 @@ function follow(hash) {
   if (to !== c.at) open(c, to);
   const row = layers.findIndex((layer) => inLink(layer) === given.layer) + 1;
   setRow(row);
-  setColour(FIELDS[given.colour]?.[3] ? given.colour : "share");
+  setColour(FIELDS[given.colour]?.label ? given.colour : "share");
   const ends = (given.gates ?? "").split(",").map(Number);
   const areGates = ends.length === 4 && ends.every((end) => end >= 0 && end <= 1);
   pick(areGates ? { deep: ends.slice(0, 2), wide: ends.slice(2) } : null);
@@ -80,7 +80,7 @@ document.addEventListener("keydown", (event) => {
   act();
 });
 
-for (const [name, [, , , label]] of Object.entries(FIELDS)) {
+for (const [name, { label }] of Object.entries(FIELDS)) {
   if (label) $("colour").append(make("option", { value: name }, label));
 }
 $("layer").max = layers.length;

@@ -3,7 +3,7 @@
 const readOuts = (names) => names.flatMap((name) => {
   const dd = make("dd");
   dd.dataset.field = name;
-  return make("div", {}, make("dt", { innerHTML: FIELDS[name][0] }), dd);
+  return make("div", {}, make("dt", { innerHTML: FIELDS[name].symbol }), dd);
 });
 const updateHead = (k, title) => make("thead", {}, make("tr", {}, ...[
   [k, title], [`‖Δ<sub>${k}</sub>‖ / ‖h‖`, "Size of the update, relative to the state before"],
@@ -82,7 +82,7 @@ function drawCharts(e, i) {
   drawLoop(loop, ...[weight, stepSize, stepCosine].map(ofToken));
   drawLoop(core, ...["coreWeights", "coreSizes", "coreCosines"].map(ofCore).map(ofToken));
   bars.forEach((bar, l) => {
-    const v = FIELDS.share[1](e, i, l + 1), flips = flipsIn(e, i, l);
+    const v = FIELDS.share.value(e, i, l + 1), flips = flipsIn(e, i, l);
     bar.title = `layer ${layers[l]}: ${fixed(v)}${flips ? ", the likeliest token changes" : ""}`;
     bar.style.setProperty("--v", Number.isNaN(v) ? 0.5 : v);
     bar.className = [v < 0.5 && "wide", l + 1 === row && "now", flips && "flips"]
@@ -197,8 +197,8 @@ let spread = { deep: [0, 1], wide: [0, 1] };  // the range of the plot
 
 for (const axis of AXES) {
   inputs[axis] = ["from", "to"].map((end) => make("input", { type: "number", min: 0, max: 1,
-    step: 0.01, ariaLabel: `${FIELDS[axis][3]} ${end}`, oninput: typed }));
-  $("range").append(make("label", {}, make("span", { innerHTML: FIELDS[axis][0] }),
+    step: 0.01, ariaLabel: `${FIELDS[axis].label} ${end}`, oninput: typed }));
+  $("range").append(make("label", {}, make("span", { innerHTML: FIELDS[axis].symbol }),
     inputs[axis][0], "–", inputs[axis][1]));
 }
 function typed() {
@@ -214,7 +214,7 @@ function pick(box) {
   }
   pickTokens();
 }
-const gatesOf = (c, i) => AXES.map((axis) => FIELDS[axis][1](c.examples[c.at], i, state.row));
+const gatesOf = (c, i) => AXES.map((axis) => FIELDS[axis].value(c.examples[c.at], i, state.row));
 const plotted = () => columns.filter((c) => !c.section.hidden);
 const scaled = (axis, v) => {
   const [low, high] = spread[axis], part = 100 * (v - low) / (high - low);

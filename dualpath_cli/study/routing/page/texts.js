@@ -38,8 +38,8 @@ const three = (v) => Number.isNaN(v) ? "–" : v === Infinity ? "∞" : v === 0 
 const signed = (v) => Number.isNaN(v) ? "–" : v === 0 ? "0.00"
   : `${v < 0 ? "−" : "+"}${Math.abs(v).toFixed(2)}`;
 
-// Each read-out: its symbol, how it is read and written, and for colours its name, place from 0
-// to 1 (one half is neutral) and the labels of the legend.
+// Each read-out: its symbol, its value, and a value as text; for colours also its label, the place
+// of a value from 0 to 1 (one half is neutral), and the legend's words at 0, one half and 1.
 const at = (name) => (e, token, row) => number(name, (e.first + token) * rows + row);
 const ofStep = (name) => (e, token, row, k) =>
   number(name, ((e.first + token) * rows + row) * loops + k);
@@ -63,25 +63,29 @@ const loadsOf = (e, row) => {  // how many tokens of the sequence took each expe
 const half = (v) => 0.5 + Math.min(v, 1) / 2;
 const reach = () => $("full").checked ? 0.5 : widest;
 const FIELDS = {
-  share: ["ρ<sub>d</sub>", at("share"), fixed, "deep share",
-    (v) => Math.min(Math.max(0.5 + (v - 0.5) / (2 * reach()), 0), 1), "", "½", ""],
-  loops: ["loops", at("loops"), three, "expected loops",
-    (v) => half(loops > 1 ? (v - 1) / (loops - 1) : 0), "1", "", String(loops)],
-  deep: ["g<sub>d</sub>", at("deep"), fixed, "gate g_d", half, "0", "", "1"],
-  wide: ["g<sub>w</sub>", at("wide"), fixed, "gate g_w", half, "0", "", "1"],
-  sizeDeep: ["‖Δ<sub>d</sub>‖", at("sizeDeep"), three],
-  sizeWide: ["‖Δ<sub>w</sub>‖", at("sizeWide"), three],
-  cosine: ["cos", at("cosine"), fixed, "cosine",
-    (v) => (v + 1) / 2, "−1", "0", "1"],
-  ...model.chosen && { experts: ["experts", expertsOf,
-    (list) => list.map(([n, w]) => `${n} (${fixed(w)})`).join(", ") || "–"] },
-  ...model.repetitions && { repetitions: ["repetitions",
-    (e, token) => number("repetitions", e.first + token), three, "mean repetition",
-    (v) => half((v - 1) / (model.repetitions - 1)), "1", "", String(model.repetitions)] },
-  nats: ["loss, nats", (e, token) => number("nats", e.first + token), three, "loss",
-    (v) => half(v / 8), "0 nats", "", "8 or more"],
+  share: { symbol: "ρ<sub>d</sub>", value: at("share"), text: fixed, label: "deep share",
+    place: (v) => Math.min(Math.max(0.5 + (v - 0.5) / (2 * reach()), 0), 1),
+    legend: ["", "½", ""] },
+  loops: { symbol: "loops", value: at("loops"), text: three, label: "expected loops",
+    place: (v) => half(loops > 1 ? (v - 1) / (loops - 1) : 0), legend: ["1", "", String(loops)] },
+  deep: { symbol: "g<sub>d</sub>", value: at("deep"), text: fixed, label: "gate g_d",
+    place: half, legend: ["0", "", "1"] },
+  wide: { symbol: "g<sub>w</sub>", value: at("wide"), text: fixed, label: "gate g_w",
+    place: half, legend: ["0", "", "1"] },
+  sizeDeep: { symbol: "‖Δ<sub>d</sub>‖", value: at("sizeDeep"), text: three },
+  sizeWide: { symbol: "‖Δ<sub>w</sub>‖", value: at("sizeWide"), text: three },
+  cosine: { symbol: "cos", value: at("cosine"), text: fixed, label: "cosine",
+    place: (v) => (v + 1) / 2, legend: ["−1", "0", "1"] },
+  ...model.chosen && { experts: { symbol: "experts", value: expertsOf,
+    text: (list) => list.map(([n, w]) => `${n} (${fixed(w)})`).join(", ") || "–" } },
+  ...model.repetitions && { repetitions: { symbol: "repetitions",
+    value: (e, token) => number("repetitions", e.first + token), text: three,
+    label: "mean repetition", place: (v) => half((v - 1) / (model.repetitions - 1)),
+    legend: ["1", "", String(model.repetitions)] } },
+  nats: { symbol: "loss, nats", value: (e, token) => number("nats", e.first + token), text: three,
+    label: "loss", place: (v) => half(v / 8), legend: ["0 nats", "", "8 or more"] },
 };
-const read = (name, e, token, row) => FIELDS[name][2](FIELDS[name][1](e, token, row));
+const read = (name, e, token, row) => FIELDS[name].text(FIELDS[name].value(e, token, row));
 const where = (row) => row ? `layer ${layers[row - 1]}`
   : layers.length > 1 ? `mean of ${layers.length} ${model.repetitions ? "places" : "layers"}`
     : "mean of all layers";
@@ -169,9 +173,9 @@ function open(c, to) {
   keepLink();
 }
 function paint(c) {
-  const e = c.examples[c.at], [, readOut, , , scale] = FIELDS[state.colour];
+  const e = c.examples[c.at], { value, place } = FIELDS[state.colour];
   c.spans.forEach((made, i) => {
-    const v = scale(readOut(e, i, state.row));
+    const v = place(value(e, i, state.row));
     made.classList.toggle("none", Number.isNaN(v));
     made.style.setProperty("--v", Number.isNaN(v) ? 0.5 : v);
   });
@@ -229,7 +233,7 @@ function setRow(to) {
 function setColour(name) {
   $("colour").value = root.dataset.colour = state.colour = name;
   const [low, ramp, high] = $("legend").children;
-  [low.textContent, ramp.firstChild.textContent, high.textContent] = FIELDS[name].slice(5);
+  [low.textContent, ramp.firstChild.textContent, high.textContent] = FIELDS[name].legend;
   $("full").parentElement.hidden = name !== "share";
   if (name === "share") {
     low.textContent = `wide ${+(0.5 - reach()).toFixed(2)}`;
