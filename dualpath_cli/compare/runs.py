@@ -15,6 +15,7 @@ from dualpath_cli.flops import count
 from dualpath_cli.recipe.keys import has_effect
 from dualpath_cli.recipe.schedule import loop_counts, step_loops
 from dualpath_cli.recipe.settings import Settings, settings_from
+from dualpath_cli.run.exported_folder import is_exported
 from dualpath_cli.run.run_folder import (
     RECIPE,
     TOKENIZER,
@@ -107,11 +108,13 @@ def _recipes_in(path: Path) -> list[Path]:
     if of_sweep := sorted(path.glob(f"runs/*/*/{RECIPE}")):
         return of_sweep
 
-    # of fit, or of fit's runs of one recipe; what lies inside a run's folder, such as
-    # an export, is not another run
+    # of fit, or of fit's runs of one recipe; an exported folder, or what lies inside a
+    # run's folder, is not another run
     found = [*path.glob(f"*/{RECIPE}"), *path.glob(f"*/*/{RECIPE}")]
     return sorted(
-        recipe for recipe in found if not (recipe.parents[1] / RECIPE).is_file()
+        recipe
+        for recipe in found
+        if not (recipe.parents[1] / RECIPE).is_file() and not is_exported(recipe.parent)
     )
 
 
