@@ -427,10 +427,11 @@ def different_keys(one: TrainedRun, other: TrainedRun) -> set[str]:
 
 
 def word_of(run: TrainedRun, key: str) -> str:
-    """A value of a recipe: `two_gates`, or with its key, `loops=4`. Commas would
-    separate names."""
+    """A value of a recipe: `two_gates`, or with its key, `loops=4`."""
     value = run.key_values.get(key)
     text = "+".join(map(str, value)) if isinstance(value, list) else str(value)
+    # Commas would separate names, and colons the names of a pair.
+    text = text.translate(str.maketrans("", "", ",:"))
     if len(text) > MOST_CHARACTERS:  # as the source of a class
         text = hashlib.sha256(text.encode()).hexdigest()[:8]
     return text if isinstance(value, str) else f"{key.rpartition('.')[2]}={text}"

@@ -137,6 +137,9 @@ def test_runs_are_found_at_both_depths_and_none_inside_of_another(tmp_path):
     runs = [tmp_path / name for name in ("a", "b", "old/c")]
     for path in (*runs, tmp_path / "a/export"):
         write_run(path, WIDE, SCORES)
+
+    write_run(tmp_path / "looped", WIDE, SCORES)
+    (tmp_path / "looped/config.json").write_text('{"model_type": "dualpath"}')
     assert find_folders([str(tmp_path)]) == runs
 
 
@@ -175,6 +178,16 @@ def test_names_places_and_ways_of_running_make_no_other_configuration(tmp_path):
     own_class = read_trained_run(tmp_path / "b")
     assert isinstance(own_class, TrainedRun)
     assert own_class.key_values != one.key_values
+
+
+def test_a_name_can_be_given_in_a_pair_whatever_tells_configurations_apart(tmp_path):
+    write_run(tmp_path / "a", WIDE, SCORES, seed=0)
+    write_run(
+        tmp_path / "b", WIDE, SCORES, seed=0, trainer={"callbacks": [{"a": 1, "b": 2}]}
+    )
+    (group,) = groups_of(all_of(tmp_path))
+    assert len(group.configurations) == 2
+    assert not any(set(c.name) & set(",:") for c in group.configurations)
 
 
 def test_runs_that_differ_only_in_keys_without_effect_are_one_configuration(tmp_path):
