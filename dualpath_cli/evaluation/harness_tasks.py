@@ -81,18 +81,17 @@ def find_tasks(names: Sequence[str], folders: Sequence[Path]) -> TaskManager:
     for name in names:
         if name not in known:
             all_names = (*SUITES, *NAMES, *manager.all_tasks)
-            way_out = (
-                _unreadable(folders)
-                or did_you_mean(name, all_names)
-                or f"; choose from {', '.join((*SUITES, *NAMES))}, or from `lm_eval ls "
+            way_out = did_you_mean(name, all_names) or (
+                f"; choose from {', '.join((*SUITES, *NAMES))}, or from `lm_eval ls "
                 "tasks`"
             )
-            raise UserError(f"unknown benchmark '{name}'{way_out}")
+            unread = _unreadable(folders)
+            raise UserError(f"unknown benchmark '{name}'{unread}{way_out}")
     return manager
 
 
 def _unreadable(folders: Sequence[Path]) -> str:
-    """The first task file that the harness passes over, as the end of a message."""
+    """The first task file that the harness passes over, as a part of a message."""
     # A private name, so that its loss would cost no more than this message.
     from lm_eval.tasks._yaml_loader import load_yaml
 

@@ -247,6 +247,8 @@ def test_a_task_file_that_cannot_be_read_is_named_where_a_name_is_unknown(text, 
     assert "both" in find_tasks(["both"], [folder]).all_tasks
     with pytest.raises(UserError, match=r"'mine'; .*mine\.yaml cannot be read \(.+\)"):
         find_tasks(["mine"], [folder])
+    with pytest.raises(UserError, match=r"cannot be read \(.+\); did .*'piqa'"):
+        find_tasks(["piqaa"], [folder])
 
 
 @pytest.mark.slow
