@@ -10,13 +10,14 @@ from typing import Any
 from lightning.pytorch import Trainer
 
 from dualpath_cli.base.errors import UserError
-from dualpath_cli.base.files import read_text, write_text
+from dualpath_cli.base.files import write_text
 from dualpath_cli.base.locks import FIT, exclusive
 from dualpath_cli.base.version import device_name
 from dualpath_cli.data import order
 from dualpath_cli.data.storage import local_copy
 from dualpath_cli.recipe.recipes import dump
 from dualpath_cli.recipe.schedule import micro_batches
+from dualpath_cli.report.table import format_csv
 from dualpath_cli.run.run_folder import (
     BRANCHED,
     TOKENIZER,
@@ -25,7 +26,7 @@ from dualpath_cli.run.run_folder import (
     newest_checkpoint,
     write_start,
 )
-from dualpath_cli.run.tables import TABLES
+from dualpath_cli.run.tables import read_tables
 from dualpath_cli.spec.own_checks import hashes, keep_sources, option_of
 from dualpath_cli.training import curve
 from dualpath_cli.training.endings import ending_of
@@ -150,16 +151,16 @@ def _begin_folder(session: Session[TrainingLaunch]) -> None:
     keep_sources(folder, launch.settings.model)
     write_text(folder / TOKENIZER, tokenizer)
     if launch.trunk is not None:
-        _copy_tables(launch.trunk, folder)
+        assert launch.step is not None
+        _copy_tables(launch.trunk, folder, launch.step)
     begin_wandb(session.trainer, folder)
 
 
-def _copy_tables(trunk: Path, branch: Path) -> None:
-    """Copies the trunk's tables whole: training drops the rows after the branching."""
-    for name in TABLES:
-        table = trunk / name
-        if table.exists():
-            write_text(branch / name, read_text(table))
+def _copy_tables(trunk: Path, branch: Path, step: int) -> None:
+    """Copies the rows of the trunk's tables up to the step of the branching."""
+    for name, rows in read_tables(trunk, step).items():
+        if rows:
+            write_text(branch / name, format_csv(rows))
 
 
 def _facts(session: Session[TrainingLaunch], model: dict[str, Any]) -> dict[str, Any]:

@@ -23,11 +23,13 @@ from dualpath_cli.run.run_folder import (
     STEP,
     TOKENIZER,
     Run,
+    branch_step,
     check_free,
     check_links,
     check_same_recipe,
     complete_checkpoints,
     newest_checkpoint,
+    read_recipe,
     read_run,
     settings_of_parts,
     step_of,
@@ -195,7 +197,7 @@ def _own_run(
         check_same_recipe(folder, own.recipe, checked.settings.as_recipe())
         taken_back = own.facts.get("taken_back")
     elif folder.exists():
-        _check_not_finished(checked)
+        _check_not_finished(folder)
     if start is None:
         return own, taken_back
 
@@ -217,15 +219,21 @@ def _own_run(
     return older, older.step
 
 
-def _check_not_finished(checked: CheckedRecipe) -> None:
+def _check_not_finished(folder: Path) -> None:
     """Refuses to begin anew over the tables of a run whose checkpoints were removed."""
-    folder = checked.folder
+    if not (folder / RECIPE).is_file():
+        return  # no run has begun here
 
-    # The last step is saved before its validation.
-    last = checked.settings.run.steps
+    # The recipe of this call may have another length. The last step is saved before its
+    # validation.
+    last = settings_from(read_recipe(folder)).run.steps
     is_finished = any(row.step >= last for row in read_table(folder / VALIDATION))
-    # `fit` makes the folder of checkpoints before the first row.
-    has_begun = not (folder / CHECKPOINTS).exists() and read_table(folder / METRICS)
+    # `fit` makes the folder of checkpoints before the first row; a branch has rows of
+    # its trunk before.
+    own_rows = [
+        row for row in read_table(folder / METRICS) if row.step > branch_step(folder)
+    ]
+    has_begun = bool(own_rows) and not (folder / CHECKPOINTS).exists()
 
     if is_finished or has_begun:
         raise UserError(

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch._dynamo.utils import counters
 
+from dualpath_cli.base.errors import UserError
 from dualpath_cli.flops.count import over_loops, training_flops_per_token
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.model.parameters import initial_value
@@ -251,6 +252,21 @@ def test_a_branch_equals_a_run_of_its_length_and_continues_from_its_own_checkpoi
     fit(**shorter)
     assert "continued from step 4\n" in capsys.readouterr().out
     assert tables(branch) == tables(short)
+
+
+def test_a_branch_that_ended_before_its_first_step_begins_again(
+    fit, refused, monkeypatch
+):
+    trunk = fit(**length(12, name="long"))
+    start = length(6, name="branch", branch_from=str(trunk))
+
+    def offline(*ignored: Any) -> None:
+        raise UserError("no network")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("dualpath_cli.training.fit.begin_wandb", offline)
+        assert "no network" in refused(**start)
+    fit(**start)
 
 
 def test_a_branch_has_no_step_whose_loops_its_own_length_would_not_give(fit):
