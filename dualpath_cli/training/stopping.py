@@ -130,14 +130,12 @@ class Stopping(Callback):
         if not signum:
             return
 
-        # The validation of a finished run, and that of step 0, have no step to save.
-        trains = trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking
         is_unsaved = trainer.global_step != self.checkpoints.saved_step
         # By Ctrl-C a user may answer the warning that later checkpoints will go.
         keeps_later = signum == signal.SIGINT and trainer.strategy.broadcast(
             self.checkpoints.drops_later
         )
-        if trains and is_unsaved and not keeps_later:
+        if _makes_steps(trainer) and is_unsaved and not keeps_later:
             self.checkpoints.save(trainer)
         raise StopTraining(signum)
 
@@ -148,8 +146,9 @@ class Stopping(Callback):
         exchanged between two calls.
         """
         is_late = time.monotonic() > self._deadline
-        # After the validation of step 0 at least one step is made.
-        if is_late and not self.signum and not trainer.sanity_checking:
+        # Neither the validation of step 0 nor that of a finished run is cut: the next
+        # call would begin it anew, and make no step either.
+        if is_late and not self.signum and _makes_steps(trainer):
             self.signum = TIME_OVER
         if trainer.world_size == 1:
             return self.signum
@@ -167,3 +166,8 @@ class Stopping(Callback):
         )
         self._pending = (work, noted)
         return 0
+
+
+def _makes_steps(trainer: Trainer) -> bool:
+    """Not in the validation of a finished run, nor in that of step 0."""
+    return trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking
