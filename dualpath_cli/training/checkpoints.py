@@ -12,7 +12,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import nn
 
 from dualpath_cli.base.errors import NumbersFailed, RunFailed
-from dualpath_cli.base.files import PARTIAL, remove
+from dualpath_cli.base.files import PARTIAL, remove, unfinished_name
 from dualpath_cli.base.output import joined_lines
 from dualpath_cli.recipe.settings import RunSettings
 from dualpath_cli.run import run_folder
@@ -161,7 +161,7 @@ class Checkpoints(Callback):
         for old in checkpoints:
             # Renamed first: an interrupted removal must not leave half a checkpoint
             # under its name.
-            old.rename(old.with_name(f"{DROPPED}{old.name}{PARTIAL}"))
+            old.rename(unfinished_name(old.with_name(f"{DROPPED}{old.name}")))
             remove(manifest_of(old))
         self._remove_dropped()
 
