@@ -38,8 +38,9 @@ BATCH = 2
 LENGTH = 3
 
 _TEXTS: dict[type, str] = {}
-"""The text of each class's file when it was imported, which is the one that runs; empty
-for a class without a file, as of a notebook's cell."""
+"""The text of each class's file when the class was first used here. A change between
+its import and this use is not noticed. Empty for a class without a file, as of a
+notebook's cell."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,9 +80,12 @@ def import_classes(
         _check_is_module(cls, start)
         text = _text_of(cls)
         if _TEXTS.setdefault(cls, text) != text:
+            # A package may hand on the class of one of its modules.
+            modules = dict.fromkeys([cls.__module__, path.rpartition(".")[0]])
             raise UserError(
-                f"{start}: its file has changed since this process imported it; call "
-                f"importlib.reload on the module {cls.__module__}, or start Python anew"
+                f"{start}: its file has changed since this process first used it; call "
+                f"importlib.reload on {' and then on '.join(modules)}, or start Python "
+                "anew"
             )
         FOUND[path] = cls
 
@@ -370,7 +374,7 @@ def _close(one: Any, other: Any) -> bool:
 
 
 def sources(config: ModelConfig) -> dict[str, str]:
-    """The text of each class's file as it was imported, by the class's path."""
+    """The text of each class's file as it was first used, by the class's path."""
     texts = {}
     for role in own_roles(config):
         text = _TEXTS[own_class(config, role)]

@@ -168,7 +168,7 @@ def test_another_source_is_used_by_a_process_only_when_it_is_imported_anew(write
 
     Path(f"{module}.py").write_text(SOURCE.replace(".sigmoid()", ".tanh()"))
     assert hashes(config) == before
-    with pytest.raises(UserError, match="has changed since this process imported it"):
+    with pytest.raises(UserError, match="has changed since this process first used it"):
         import_classes(config, allowed=True)
 
     importlib.reload(sys.modules[module])
