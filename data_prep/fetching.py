@@ -190,8 +190,9 @@ class Fetcher:
         for corpus, count in zip(corpora, expected, strict=True):
             files = corpus.remote_files()
             for number, file in enumerate(files):
-                # Ahead, but no more than was announced.
-                stop = max(number + 1, min(number + 1 + CONNECTIONS, count))
+                stop = number + 1 + CONNECTIONS
+                if number < count:  # no more than was announced, while it is enough
+                    stop = max(number + 1, min(stop, count))
                 self._ahead[file] = files[number:stop]
 
     def __enter__(self) -> "Fetcher":

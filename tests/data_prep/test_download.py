@@ -259,6 +259,14 @@ def test_files_are_fetched_ahead_and_leaving_ends_it(web, tmp_path):
     assert names(tmp_path) == ["0", "1", "2", "4", "5", "6"]
 
 
+def test_files_beyond_those_announced_are_fetched_ahead_too(tmp_path):
+    origins = [RemoteFile(f"http://none/{n}", str(n)) for n in range(9)]
+    files = [InputFile(origin.name, 1, "", origin) for origin in origins]
+    fetcher = Fetcher([Corpus(SourceSettings("a", "a"), files)], tmp_path, [3])
+    begun = [len(fetcher._ahead[origin]) for origin in origins]
+    assert begun == [3, 2, 1, 5, 5, 4, 3, 2, 1]
+
+
 @pytest.fixture(params=["a black hole", "an unknown name"])
 def nowhere(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
