@@ -82,8 +82,8 @@ class Prepare(PreparationSettings):
     mirror: str = MIRROR
     """URL of Common Crawl's files."""
     strict: bool = False
-    """Stop at the first row or file that cannot be read, or text that the tokenizer
-    cannot write; without this option it is noted and left out."""
+    """Stop at a row, file or text that cannot be read or tokenised; by default it is
+    noted and left out."""
     yes: bool = False
     """Allow downloads of more than 20 GB."""
     overwrite: bool = False

@@ -122,9 +122,9 @@ class PreparationSettings:
     """Two candidates are near-duplicates if the Jaccard index of their 5-word shingles
     is at least this; 0 takes all candidates without comparing texts."""
     decontaminate: tuple[Place, ...] = ()
-    """Evaluation texts: files, folders and globs on this disk, given as for --source.
-    Documents that share 13 consecutive words with one of them are left out (all words
-    of a text of 8 to 12; shorter texts are not compared)."""
+    """Evaluation texts as for --source, but on this disk. Documents that share 13
+    consecutive words with one of them are left out (all words of a text of 8 to 12;
+    shorter texts are not compared)."""
     val_fraction: float = 0.0
     """Share of the documents to hold out in OUT/val, by a hash of their ids."""
     min_chars: Size = Size(1)
