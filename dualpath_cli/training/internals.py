@@ -10,11 +10,18 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
+from lightning.pytorch.strategies import launchers
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
     from lightning.pytorch.strategies import ModelParallelStrategy, ParallelStrategy
     from torch.distributed.device_mesh import DeviceMesh
+
+Launcher = launchers._SubprocessScriptLauncher
+"""The launcher that starts a machine's other ranks as processes.
+
+Gains Ctrl-C before training: Lightning ends children only for a launcher of this class.
+"""
 
 
 def replace_signal_handlers(trainer: "Trainer", listen: Callable[[], None]) -> None:
@@ -86,17 +93,6 @@ RESTORING = {"_restore_modules_and_callbacks", "restore_training_state"}
 Gains one line for a state that does not fit: an error that went through them is of the
 checkpoint.
 """
-
-
-def launcher_class() -> Any:
-    """The class of the launcher that starts a machine's other ranks as processes.
-
-    Gains Ctrl-C before training: Lightning ends children only for a launcher of this
-    class.
-    """
-    from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
-
-    return _SubprocessScriptLauncher
 
 
 def set_launcher(strategy: "ParallelStrategy", launcher: Any) -> None:

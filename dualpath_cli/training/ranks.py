@@ -36,7 +36,7 @@ NAMED = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK")
 """Variables with a node's place among the others, without SLURM and torchrun."""
 
 
-class Ranks(internals.launcher_class()):  # type: ignore[misc]
+class Ranks(internals.Launcher):
     """Lightning's launcher, for ranks started by it and from outside."""
 
     def __init__(
