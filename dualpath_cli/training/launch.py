@@ -22,6 +22,7 @@ from dualpath_cli.run.run_folder import (
     RECIPE,
     STEP,
     TOKENIZER,
+    VERSIONS,
     Run,
     branch_step,
     check_free,
@@ -221,7 +222,7 @@ def _own_run(
 
 def _check_not_finished(folder: Path) -> None:
     """Refuses to begin anew over the tables of a run whose checkpoints were removed."""
-    if not (folder / RECIPE).is_file():
+    if not all((folder / name).is_file() for name in (RECIPE, VERSIONS)):
         return  # no run has begun here
 
     # The recipe of this call may have another length. The last step is saved before its
