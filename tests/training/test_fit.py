@@ -154,6 +154,29 @@ def test_a_continued_run_equals_an_uninterrupted_one_also_across_epochs(
         torch.testing.assert_close(weights(run), last_weights, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {
+            "optim": {"name": "muon"},
+            "model": {"n_experts": 3, "step_conditioning": "film"},
+            "run": {"loop_schedule": [[0, 1], [0.5, 2]]},
+        },
+        {"trainer": {"precision": "bf16-true"}},
+    ],
+    ids=["Muon, experts, a schedule of loops", "bfloat16"],
+)
+def test_a_continued_run_of_muon_or_in_bfloat16_equals_an_uninterrupted_one(
+    changes, fit
+):
+    run = fit(**changes)
+    whole, last_weights = tables(run), weights(run)
+    back_to_step(run, 2)
+    fit(**changes)
+    assert tables(run) == whole
+    torch.testing.assert_close(weights(run), last_weights, rtol=0, atol=0)
+
+
 def test_a_checkpoint_that_counts_micro_batches_is_continued(fit):
     """As those of 0.1.0 did: here two a step, with no step of Lightning's manual
     optimization."""
