@@ -23,9 +23,11 @@ from dualpath_cli.spec.intervention import Intervention
 from dualpath_cli.training.parallel import build_model, checkpoint_block
 from tests.model.small_models import (
     ALL_KINDS,
+    CORES,
     EXACT,
     EXPERTS,
     SMALL,
+    STEPS,
     TARGETS,
     TOKENS,
     UNEVEN,
@@ -50,6 +52,10 @@ CASES: dict[str, tuple[ModelConfig, dict[str, Any]]] = {
     "loops by layer": (small(**UNEVEN), {}),
     "fewer loops": (SMALL, {"intervention": Intervention(loops=2)}),
     "forced gates": (SMALL, {"intervention": Intervention(gates=(1.0, 0.5))}),
+}
+COMPILED = {
+    **KINDS,
+    "core": CORES["routed"] | STEPS["steps of their own, keys of the first"],
 }
 AGAIN = ("selective", "full")
 
@@ -105,11 +111,11 @@ def test_float64_gradients_are_those_without(case, policy):
 @pytest.mark.parametrize(
     "policy", ["selective", pytest.param("full", marks=pytest.mark.slow)]
 )
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", COMPILED)
 def test_compiled_they_are_too(kind, policy):
     """One graph a block: `fullgraph` refuses breaks."""
     torch._dynamo.reset()
-    config = small(**{"loops": 2, "n_layers": 1, **KINDS[kind]})
+    config = small(**{"loops": 2, "n_layers": 1, **COMPILED[kind]})
     model = checkpointed(with_weights(config), policy, "aot_eager")
     assert_equal(gradients(model), gradients(with_weights(config)), EXACT)
 
