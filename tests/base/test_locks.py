@@ -21,6 +21,7 @@ from dualpath_cli.base.locks import (
 )
 from dualpath_cli.training import launch
 from tests.cli.processes import SERVER, start
+from tests.data_prep.web import wait_for
 from tests.training.tiny_run import SEQ_LEN, rows
 
 
@@ -29,20 +30,22 @@ def hold(folder: Path) -> None:
     with exclusive(folder / FIT, folder):
         child = os.fork()
         if child == 0:
-            time.sleep(60)
+            time.sleep(600)
             os._exit(0)
         write_text(folder / "child", str(child))
-        time.sleep(60)
+        time.sleep(600)
 
 
 def take(folder: Path) -> None:
-    """Takes the lock within some seconds. Joining a process would wait for its children
-    too."""
-    for _ in range(300):
+    """Takes the lock, once its holder has ended. Joining a process would wait for its
+    children too."""
+
+    def taken() -> bool:
         with contextlib.suppress(UserError), exclusive(folder / FIT, folder):
-            return
-        time.sleep(0.01)
-    raise AssertionError(f"{folder} is still locked")
+            return True
+        return False
+
+    wait_for(taken)
 
 
 def test_a_second_holder_is_refused_and_the_first_leaves_no_trace(tmp_path):
@@ -81,7 +84,7 @@ def test_a_killed_process_holds_nothing_even_if_its_child_lives_on(tmp_path):
 def use(folder: Path) -> None:
     keep_in_use(folder)
     write_text(folder / "used", "")
-    time.sleep(60)
+    time.sleep(600)
 
 
 def test_a_folder_in_use_is_removed_once_its_last_process_has_ended(tmp_path):

@@ -155,7 +155,7 @@ def start(tmp_path: Path, small_folder: Path) -> Start:
 
 def end(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     """How it ended: code, output, errors without the lines that say how far it is."""
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=300)
     return process.returncode, out, without_progress(err)
 
 

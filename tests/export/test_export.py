@@ -62,7 +62,7 @@ def test_an_export_is_whole_or_not_there_and_replaced_on_request_alone(
 
 def write_without_end() -> None:
     def wait(*_: object) -> None:
-        time.sleep(60)
+        time.sleep(600)
 
     hf.save_file = wait
 
