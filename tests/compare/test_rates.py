@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dualpath_cli.compare.rates import lowest, neighbours, resampled
@@ -11,7 +11,6 @@ from tests.compare.run_folders import difference
 LOGS = np.log([1e-3, 2e-3, 4e-3, 8e-3])
 
 
-@settings(deadline=None)
 @given(st.floats(0.05, 0.95), st.floats(0.01, 1), st.floats(-2, 2))
 def test_a_parabola_over_log_rate_is_found_exactly_and_no_rate_beyond_the_tried(
     share, bend, low

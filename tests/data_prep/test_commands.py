@@ -496,7 +496,7 @@ def test_a_flipped_byte_of_any_file_is_found_and_named(original, capsys):
     assert problem_of(original, capsys) == ""
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data(), mask=st.integers(1, 255))
 def test_a_flipped_byte_of_the_manifest_is_found_unless_nothing_can_tell(
     original, data, mask

@@ -439,7 +439,7 @@ def test_training_flops_are_those_that_pytorch_counts(changes, last):
         assert planned == pytest.approx(found, rel=5e-3)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     layers=st.lists(
         st.tuples(st.sampled_from(KINDS), st.integers(1, 4)), min_size=1, max_size=3

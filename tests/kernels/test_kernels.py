@@ -68,7 +68,7 @@ def values_and_gradients(
     amx=st.booleans(),
     seed=st.integers(0, 1000),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_any_blocks_give_the_plain_softmax(
     sequences, heads, length, size, queries, weights, masked, amx, seed
 ):

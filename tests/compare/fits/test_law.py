@@ -85,7 +85,7 @@ def test_losses_of_a_law_give_the_law_back(law, cells):
     assert fit_law(cells, predicted(law[None], cells)[0]) == pytest.approx(law, 1e-5)
 
 
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=4)
 @given(
     st.tuples(
         st.floats(0.1, 2),
