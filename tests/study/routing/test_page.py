@@ -546,7 +546,7 @@ def test_deep_is_red_and_wide_is_blue(visit, scheme):
 
 
 @slow
-def test_keys(visit):
+def test_keys_move_from_token_to_token_and_between_sequences(visit):
     tab = visit()
     press(tab, "j", "j", "j", "k")
     assert place(tab) == "gsm8k · sequence 0 · position 1"
