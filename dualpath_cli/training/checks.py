@@ -119,7 +119,7 @@ def check_training_data(settings: Settings) -> tuple[Manifest, Tokenizer]:
     if start is not None and start != manifest.eot_id:
         raise UserError(
             f"model.document_start={start} is not the end-of-text token of data.path "
-            f"'{folder}', which is {manifest.eot_id}"
+            f"'{folder}', which is {manifest.eot_id}; give {manifest.eot_id}, or null"
         )
     return manifest, tokenizer
 
