@@ -46,10 +46,10 @@ REFERENCES = [
     Case("untied"),
     Case("tied", tied=True),
     Case("scheduled", loops="scheduled"),
-    Case("drawn", loops="drawn"),
     Case("muon", muon=True),
+    Case("core", core=True),
 ]
-OF_CORES = [Case("core", core=True), Case("core, drawn", core=True, loops="drawn")]
+DRAWN = [Case("drawn", loops="drawn"), Case("core, drawn", core=True, loops="drawn")]
 MIXED = [Case("mixed", precision="bf16-mixed", steps=SOME)]
 
 SMOKE = [
@@ -122,7 +122,7 @@ EXACT = [
 
 GROUPS = [
     (1, REFERENCES),
-    (1, OF_CORES),
+    (1, DRAWN),
     (1, MIXED),
     (2, SMOKE),
     (2, TWO),
