@@ -117,6 +117,7 @@ class Runs:
         }
         self.folder = folder
         self.recipe = merge(tiny_recipe(texts, folder / "runs"), changes)
+        self.trained: dict[str, Path] = {}
 
     def words(self, name: str, **changes: Any) -> list[str]:
         """The command that trains a run `name`."""
@@ -142,9 +143,13 @@ class Runs:
         return self.folder / "runs" / "tiny" / name
 
     def single(self, variant: str = "untied") -> Path:
-        """The run of one process; a finished one is left alone."""
+        """The run of one process, which is trained once."""
         name = f"single-{variant}"
-        return self.train(name, 1, "single", self.folder / name, **VARIANTS[variant])
+        if name not in self.trained:
+            log = self.folder / name
+            run = self.train(name, 1, "single", log, **VARIANTS[variant])
+            self.trained[name] = run
+        return self.trained[name]
 
 
 @pytest.fixture(scope="module")
