@@ -256,6 +256,7 @@ SAVINGS = st.builds(
 
 @settings(max_examples=examples(10))
 @given(config=SIMPLER, saving=SAVINGS, seed=st.integers(0, 99))
+@example(small(**CORES["routed"]), Intervention(**IN_CORE, kv_slots=2), 0)  # is rare
 def test_token_by_token_the_reference_says_the_same(config, saving, seed):
     """Three sequences, of whose tokens some go on where others stop."""
     assume(saving.problem(config) is None)
