@@ -172,6 +172,19 @@ def test_the_measured_difference_is_printed_and_in_the_card(
     )
 
 
+def test_of_a_card_only_the_licence_is_read(pretrained, tmp_path):
+    """Scores that the hub would refuse, and a card without metadata, are no fault."""
+    folder = pretrained("llama")
+    card = folder / "README.md"
+    card.write_text("---\nlicense: mit\nmodel-index: [{name: a}]\n---\n# Small\n")
+    out = retrofit(folder, tmp_path / "out", "--block", "wide")
+    assert "license: mit\n" in (out / "README.md").read_text()
+
+    card.write_text("# Small\n")
+    out = retrofit(folder, tmp_path / "bare", "--block", "wide")
+    assert "license:" not in (out / "README.md").read_text()
+
+
 @torch.no_grad()
 def test_what_changes_nothing_is_taken(pretrained, tmp_path):
     """A window as long as the context, frequencies that rope_theta gives, a head of

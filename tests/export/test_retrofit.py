@@ -253,8 +253,11 @@ def test_what_cannot_be_read_or_built_is_named(pretrained, tmp_path, said):
         (folder, ("--core", "1-2"), "core=[1, 2] must be [FIRST, LAST]"),
     ):
         assert why in said("retrofit", "--pretrained", place, "--out", out, *words)
-    (folder / "README.md").write_text("---\nlicense: [\n---\n")
-    assert "cannot be read" in said("retrofit", "--pretrained", folder, "--out", out)
+    for card in (b"---\nlicense: [\n---\n", b"---\n- a\n---\n", b"caf\xe9"):
+        (folder / "README.md").write_bytes(card)
+        error = said("retrofit", "--pretrained", folder, "--out", out)
+        assert "README.md cannot be read (" in error
+        assert error.endswith("; mend it, or give --license\n")
     (folder / "README.md").unlink()
     dual = ("retrofit", "--pretrained", folder, "--out", out, "--block", "dual")
     assert "--alpha 99 leaves" in said(*dual, "--alpha", 99)

@@ -31,6 +31,7 @@ from typing import Any, Literal
 import huggingface_hub
 import torch
 import transformers
+import yaml
 from safetensors import safe_open
 
 from dualpath_cli.base.errors import UserError, content_fault
@@ -42,6 +43,7 @@ from dualpath_cli.decoding.cache import Cache
 from dualpath_cli.decoding.decoding_pass import forward
 from dualpath_cli.export.hf.pretrained_files import FAMILIES, FITS, Files
 from dualpath_cli.model import DualPathLM
+from dualpath_cli.run.exported_folder import CARD
 from dualpath_cli.spec.config import BlockKind, ModelConfig
 from dualpath_cli.spec.intervention import Intervention
 
@@ -132,13 +134,23 @@ class Pretrained:
         return found
 
     def license(self) -> str | None:
-        path = self.folder / "README.md"
+        """The licence that the model card names, if there is one.
+
+        Raises UserError for a card that cannot be read.
+        """
+        path = self.folder / CARD
         if not path.is_file():
             return None
 
-        card = self._call(huggingface_hub.ModelCard.load, path)
-        license: str | None = card.data.license
-        return license
+        try:
+            metadata = huggingface_hub.metadata_load(path) or {}
+        except (ValueError, yaml.YAMLError) as error:
+            reason = joined_lines(content_fault(error), 160)
+            raise UserError(
+                f"{self.shown}: {CARD} cannot be read ({reason}); mend it, or give "
+                "--license"
+            ) from None
+        return metadata.get("license")
 
     def sha256(self) -> dict[str, str]:
         return {path.name: hash_file(path) for path in self.files.paths}
