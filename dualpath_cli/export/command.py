@@ -109,7 +109,7 @@ def check_out(out: Path, read: Path, overwrite: bool) -> Path:
         kind = "file" if out.is_file() else "pipe, a socket or a device"
         raise UserError(f"--out '{out}' is a {kind}; give a folder")
 
-    if read.resolve() == out:
+    if out.exists() and read.resolve() == out:
         raise UserError(f"--out '{out}' is also the folder to read; give another name")
 
     full = out.is_dir() and any(out.iterdir())

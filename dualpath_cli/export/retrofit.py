@@ -136,8 +136,10 @@ class Retrofit:
 
 
 def retrofit(options: Retrofit) -> str:
+    # Checked before a download.
+    out = path_of("--out", options.out)
+    out = check_out(out, Path(options.pretrained), options.overwrite)
     folder, gguf = _find_pretrained(options.pretrained)
-    out = check_out(path_of("--out", options.out), folder, options.overwrite)
     source = _open(options, folder, gguf)
 
     config = _configuration(source, options)

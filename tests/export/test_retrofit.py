@@ -263,6 +263,12 @@ def test_what_cannot_be_read_or_built_is_named(pretrained, tmp_path, said):
     assert "--alpha 99 leaves" in said(*dual, "--alpha", 99)
 
 
+def test_the_folder_to_write_is_checked_before_a_download(tmp_path, said, monkeypatch):
+    monkeypatch.setattr("dualpath_cli.data.hub.hub_client", None)
+    error = said("retrofit", "--pretrained", "owner/name", "--out", tmp_path)
+    assert "exists already; give another --out, or --overwrite" in error
+
+
 def test_a_missing_package_is_named_with_the_extra_that_has_it(
     tmp_path, said, monkeypatch
 ):
