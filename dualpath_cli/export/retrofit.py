@@ -367,7 +367,7 @@ def _find_pretrained(given: str) -> tuple[Path, str | None]:
 
     api = hub.hub_client()
     with hub.explaining_errors(shown, f"{api.endpoint}/{given}", api):
-        files = ["*.json", "*.jinja", "*.safetensors", CARD]
+        files = ["*.json", "merges.txt", "*.jinja", "*.safetensors", CARD]
         return Path(api.snapshot_download(given, allow_patterns=files)), None
 
 

@@ -4,6 +4,7 @@ blocks."""
 import html
 import json
 import shlex
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -261,6 +262,40 @@ def test_what_cannot_be_read_or_built_is_named(pretrained, tmp_path, said):
     (folder / "README.md").unlink()
     dual = ("retrofit", "--pretrained", folder, "--out", out, "--block", "dual")
     assert "--alpha 99 leaves" in said(*dual, "--alpha", 99)
+
+
+class Hub:
+    """A hub with one model, in a folder."""
+
+    endpoint = "https://hub"
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def snapshot_download(self, name: str, allow_patterns: list[str]) -> str:
+        snapshot = self.folder.with_name("snapshot")
+        snapshot.mkdir()
+        for path in self.folder.iterdir():
+            if any(path.match(pattern) for pattern in allow_patterns):
+                shutil.copy(path, snapshot)
+        return str(snapshot)
+
+
+def test_a_model_of_the_hub_is_that_of_its_folder(pretrained, tmp_path, monkeypatch):
+    """With a tokenizer in vocab.json and merges.txt."""
+    folder = pretrained("llama")
+    model = json.loads((folder / "tokenizer.json").read_text())["model"]
+    (folder / "tokenizer.json").unlink()
+    (folder / "vocab.json").write_text(json.dumps(model["vocab"]))
+    lines = (" ".join(pair) for pair in model["merges"])
+    (folder / "merges.txt").write_text("\n".join(lines))
+    monkeypatch.setattr("dualpath_cli.data.hub.hub_client", lambda: Hub(folder))
+
+    local = retrofit(folder, tmp_path / "local", "--block", "wide")
+    monkeypatch.chdir(tmp_path)
+    out = retrofit(Path("owner/name"), tmp_path / "hub", "--block", "wide")
+    for name in ("model.safetensors", "tokenizer.json"):
+        assert (out / name).read_bytes() == (local / name).read_bytes()
 
 
 def test_the_folder_to_write_is_checked_before_a_download(tmp_path, said, monkeypatch):
