@@ -358,7 +358,9 @@ def _find_pretrained(given: str) -> tuple[Path, str | None]:
         return path.parent, path.name
 
     if path.exists():
-        kind = "file, but no GGUF" if path.is_file() else "pipe, a socket or a device"
+        kind = "pipe, a socket or a device"
+        if path.is_file():
+            kind = "file, but not a GGUF file"
         raise UserError(f"{shown} is a {kind}; give its folder")
     if not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", given):
         raise UserError(
