@@ -152,8 +152,6 @@ def load_task(
                 f"{location} has no field 'subject', which says the benchmark of a "
                 f"row; add it, or name the file {benchmark.name}.jsonl"
             )
-    if not documents:
-        raise NoData(f"the file of {benchmark.name} has no document of it")
 
     return LoadedTask(benchmark, task, _drawn(documents, limit))
 
@@ -225,7 +223,8 @@ def _documents_of_subject(
 ) -> list[int]:
     """The places of the rows with a subject; `subjects` are those of all rows.
 
-    Raises UserError for a row of an unknown subject, which would count in no benchmark.
+    Raises UserError for a row of an unknown subject, which would count in no benchmark,
+    and NoData without a row of the wanted one.
     """
     documents = []
     for place, subject in enumerate(subjects):
@@ -238,6 +237,8 @@ def _documents_of_subject(
         if subject == wanted:
             documents.append(place)
 
+    if not documents:
+        raise NoData(f"{location} has no row with the subject {wanted!r}")
     return documents
 
 

@@ -454,6 +454,10 @@ def test_rows_of_math_that_belong_to_no_subset_are_named(tasks):
     ):
         asked("minerva_math_algebra", tasks)
 
+    write_rows(tasks / "math500_test.jsonl", [{**PROBLEM, "subject": "Geometry"}])
+    with pytest.raises(NoData, match=r"500_test.jsonl has no row .* subject 'Algebra'"):
+        asked("minerva_math_algebra", tasks)
+
 
 def test_rows_of_math_without_a_subject_count_in_the_benchmark_of_their_file(tasks):
     write_rows(tasks / "minerva_math.jsonl", [PROBLEM, PROBLEM])
