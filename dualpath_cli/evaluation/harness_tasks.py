@@ -24,21 +24,26 @@ from dualpath_cli.base.output import joined_lines
 from dualpath_cli.evaluation.benchmarks import HARNESS, NAMES, SUITES
 from dualpath_cli.evaluation.harness import HarnessModel
 
+LEVELS = {
+    "lm_eval": logging.ERROR,
+    "datasets": logging.ERROR,
+    "datasets.packaged_modules": logging.CRITICAL,  # formats: what they log they raise
+    "huggingface_hub": logging.ERROR,
+}
+"""What libraries may log, while they load and score."""
+
 
 @contextmanager
 def quietly() -> Iterator[None]:
     """Silences libraries that log each file and attempt."""
-    loggers = [
-        logging.getLogger(name) for name in ("lm_eval", "datasets", "huggingface_hub")
-    ]
-    levels = [logger.level for logger in loggers]
+    before = {name: logging.getLogger(name).level for name in LEVELS}
     try:
-        for logger in loggers:
-            logger.setLevel(logging.ERROR)
+        for name, level in LEVELS.items():
+            logging.getLogger(name).setLevel(level)
         yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+        for name, level in before.items():
+            logging.getLogger(name).setLevel(level)
 
 
 @dataclass(frozen=True)

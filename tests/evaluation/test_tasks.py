@@ -480,6 +480,15 @@ def test_too_few_worked_examples_and_no_texts_are_one_line(tasks):
         asked("piqa", tasks)
 
 
+def test_a_file_that_is_not_json_is_named_once(tasks, monkeypatch):
+    logged = Mock()
+    monkeypatch.setattr("logging.Logger.handle", logged)
+    (tasks / "c4.jsonl").write_text('{"text":\n')
+    with pytest.raises(UserError, match=r"c4\.jsonl cannot be read as c4 \("):
+        asked("c4", tasks)
+    logged.assert_not_called()
+
+
 @pytest.mark.parametrize(
     ("error", "leaves_out"), [(ConnectionError, False), (KeyError, True)]
 )
