@@ -197,21 +197,22 @@ class HarnessModel(TemplateLM):
         self, prompts: Sequence[list[int]], most: int, stops: tuple[str, ...]
     ) -> list[str]:
         """The texts after prompts, in their order."""
+        decoder = Decoder(self._model, self._intervention, self._autocast)
         sampler = Sampler(Sampling(greedy=True), self._tokenizer.vocab_size)
+        token_values = self._tokenizer.token_values()
+        limits = Limits(most, self.window, self.eot_token_id, stops)
         lengths = [len(prompt) for prompt in prompts]
         texts = [""] * len(prompts)
 
         for rows in batches_by_length(lengths, self._batch_size):
-            limits = Limits(most, self.window, self.eot_token_id, stops)
             cut = [prompts[row][-(self.window - most) :] for row in rows]
-            decoder = Decoder(self._model, self._intervention, self._autocast)
             decoder.begin(limits.positions([len(ids) for ids in cut]))
             new_tokens = generate_batch(
                 partial(self._next_logits, decoder),
                 cut,
                 sampler,
                 [torch.Generator()] * len(rows),
-                self._tokenizer.token_values(),
+                token_values,
                 limits,
                 decoder.select,
             )

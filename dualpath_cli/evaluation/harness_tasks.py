@@ -9,7 +9,6 @@ import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +53,7 @@ class HarnessTask:
     loaded: Any  # what the harness's TaskManager loads: tasks and groups
     limit: int | None  # the first documents of each task; None for all
 
-    @cached_property
+    @property
     def title(self) -> str:
         return f"{HARNESS}:{self.name}"
 
