@@ -138,19 +138,16 @@ class Evaluate(DeviceOptions, OwnClasses, Overrides):
 
         counts = parse_loops(",".join(self.loops)) if self.loops else []
         symbol = symbol_of(model)
-        forced = {count: read_overrides(self, f"{symbol}={count}") for count in counts}
-        if len(counts) == 1:
-            (count,) = counts
-            return [Depth(symbol, count, is_own=False, change=forced[count])]
+        depths = []
+        for count in counts:
+            change = read_overrides(self, f"{symbol}={count}")
+            depths.append(Depth(symbol, count, is_own=False, change=change))
+        if len(depths) == 1:
+            return depths
 
         own = own_loops(model)
         as_trained = Depth(symbol, own, is_own=True, change=read_overrides(self))
-        others = [
-            Depth(symbol, count, is_own=False, change=forced[count])
-            for count in counts
-            if count != own
-        ]
-        return [as_trained, *others]
+        return [as_trained, *(depth for depth in depths if depth.loops != own)]
 
     @property
     def documents(self) -> int | None:

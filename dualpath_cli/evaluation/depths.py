@@ -240,10 +240,11 @@ def in_order(depths: Sequence[Depth]) -> list[Depth]:
 def depth_tables(
     model: str, depths: Sequence[Depth], scores: Sequence[DepthScore]
 ) -> tuple[Table, Table]:
-    """The scores by depth, and their differences to the own depth."""
+    """The scores by depth, and their differences to the own depth, which is the
+    first."""
+    own = depths[0]
     ordered = in_order(depths)
-    others = [depth for depth in ordered if not depth.is_own]
-    (own,) = (depth for depth in depths if depth.is_own)
+    others = in_order(depths[1:])
     labels = [Column("benchmark"), Column("metric"), Column("documents", ",")]
     score_columns = [Column(depth.heading, ".4f") for depth in ordered]
     difference_columns = [Column(d.name, with_interval("+.3f")) for d in others]
@@ -278,10 +279,9 @@ def write_depths(
     scores: Sequence[DepthScore],
 ) -> Path:
     """Writes `loops.json` and the figure; returns the path of the former."""
-    (own,) = (depth for depth in depths if depth.is_own)
     content = {
         **facts,
-        "own": own.name,
+        "own": depths[0].name,
         "depths": [depth.name for depth in in_order(depths)],
         "bootstrap": bootstrap.FACTS,
         "scores": [without_nan(asdict(score)) for score in scores],
@@ -297,10 +297,11 @@ def draw_depths(
 ) -> "Figure | None":
     """Accuracy and bits per byte over loops, a line a task, with the intervals of
     differences to the own depth."""
+    numbered = [depth for depth in in_order(depths) if depth.loops is not None]
     lines: dict[str, dict[str, list[DepthScore]]] = {}
     for (benchmark, metric), by_depth in _by_measure(scores).items():
         panel = HARNESS_PANELS.get(metric.partition(",")[0], metric)
-        line = [by_depth[d.name] for d in in_order(depths) if d.loops is not None]
+        line = [by_depth[depth.name] for depth in numbered]
         if panel in (ACCURACY, BITS) and line[0].documents is not None:
             lines.setdefault(panel, {})[benchmark] = line
     if not lines:
@@ -311,9 +312,9 @@ def draw_depths(
     colors = dict(zip(names, cycle(SOURCES), strict=False))
     figure, axes = panels(2.4 + 3.8 * len(lines), 3.6, 1, len(lines))
 
-    (own,) = (depth for depth in depths if depth.is_own)
+    own = depths[0]
     of = "repetitions of the core" if own.symbol == "R" else "loops"
-    counts = [depth.loops for depth in in_order(depths) if depth.loops is not None]
+    counts = [depth.loops for depth in numbered]
     handles = {}
     for ax, (panel, by_benchmark) in zip(axes[0], lines.items(), strict=True):
         for benchmark, line in by_benchmark.items():
