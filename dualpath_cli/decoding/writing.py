@@ -285,17 +285,13 @@ def batches_by_length(lengths: Sequence[int], batch_size: int) -> Iterator[list[
         yield order[start : start + batch_size]
 
 
-DRAFT = Intervention(loops=1)
-"""The intervention of drafts: runs 2 of the K + 1 sublayers in a layer."""
-
-
 def draft_of(config: ModelConfig) -> Intervention:
-    """The intervention of a model's drafts: one step of every loop, one repetition of
-    a core."""
-    if config.core is None:
-        return DRAFT
-
-    return Intervention(loops=1 if config.deep_layers else None, core_loops=1)
+    """The intervention of a model's drafts: one step of every loop, so that a dual
+    layer runs 2 of its K + 1 sublayers, and one repetition of a core."""
+    return Intervention(
+        loops=1 if config.deep_layers else None,
+        core_loops=None if config.core is None else 1,
+    )
 
 
 @dataclass

@@ -18,7 +18,6 @@ from dualpath_cli.decoding.decoder import (
     JoinedSwiGLU,
     join_products,
 )
-from dualpath_cli.decoding.writing import DRAFT
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.run.weights import round_weights
 from dualpath_cli.spec.intervention import Intervention
@@ -34,6 +33,8 @@ from tests.model.small_models import (
     small,
     with_weights,
 )
+
+DRAFT = Intervention(loops=1)
 
 
 class Tape(TorchDispatchMode):

@@ -13,7 +13,6 @@ from dualpath_cli.decoding import writing
 from dualpath_cli.decoding.decoder import Decoder
 from dualpath_cli.decoding.options import Sampling
 from dualpath_cli.decoding.writing import (
-    DRAFT,
     DraftCounts,
     Limits,
     NewToken,
@@ -348,6 +347,7 @@ def test_rounded_weights_give_what_autocast_gives(tied):
 # Drafts change how a text comes about, and not what it is
 
 MODEL = with_weights(small(n_layers=1))
+DRAFT = draft_of(MODEL.config)
 OF_DOCUMENTS = with_weights(small(n_layers=1, document_start=3))
 
 
