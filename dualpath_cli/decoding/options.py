@@ -243,6 +243,6 @@ def check_writable(out: str) -> None:
             f"--out '{out}' exists already; remove the file, or give another name"
         )
 
-    folder_of("--out", path.parent).mkdir(parents=True, exist_ok=True)
+    folder_of("--out", path.parent)
     # A folder without permission is refused now, not after the texts are written.
     check_can_write(path)
