@@ -171,7 +171,7 @@ def write_folder(
     with replacing_folder(out, lambda before: check_ours(before, out)) as partial:
         hashes = {name: _write(partial / name, text) for name, text in texts.items()}
         hashes |= weights.write_files(partial, progress)
-        (partial / LISTING).write_text(listing(hashes))
+        _write(partial / LISTING, listing(hashes))
         # Read back as a command will, before the folder gets its name.
         read_folder(partial)
 
