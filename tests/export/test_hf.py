@@ -296,8 +296,7 @@ def test_each_application_of_a_layer_has_a_place_in_states_routing_and_cache(exp
         wanted = getattr(trace.core, name)
         torch.testing.assert_close(getattr(outputs.routing.core, name), wanted)
     # documents; wide; twice a dual layer of two steps and a loop that keeps one; wide
-    kept = [slot for slot in outputs.past_key_values.layers if slot.get_seq_length()]
-    assert len(kept) == 1 + 1 + 2 * ((1 + 2) + 1) + 1
+    assert len(outputs.past_key_values.layers) == 1 + 1 + 2 * ((1 + 2) + 1) + 1
     assert "Layers 1 to 2, counted from 0" in (folder / "README.md").read_text()
 
 
