@@ -124,6 +124,7 @@ class Benchmark:
 
         Raises:
             NoData: if no folder has the benchmark's file, or its few-shot examples.
+            UserError: if the benchmark's file is empty.
         """
         if self.is_made or not folders:
             return {}
@@ -132,6 +133,8 @@ class Benchmark:
         path = _find(folders, [f"{name}.jsonl" for name in with_splits])
         if path is None:
             raise NoData(f"no {self.name}.jsonl in {', '.join(map(str, folders))}")
+        if not path.stat().st_size:
+            raise UserError(f"{path} is empty")
 
         files = {self.config["test_split"]: str(path)}
         changes: dict[str, Any] = {

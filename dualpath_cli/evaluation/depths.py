@@ -12,6 +12,7 @@ Shapes: W documents of a task, R 1 + resamples.
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import cycle
@@ -298,12 +299,23 @@ def draw_depths(
     """Accuracy and bits per byte over loops, a line a task, with the intervals of
     differences to the own depth."""
     numbered = [depth for depth in in_order(depths) if depth.loops is not None]
+    by_measure = {
+        measure: [by_depth[depth.name] for depth in numbered]
+        for measure, by_depth in _by_measure(scores).items()
+    }
+    panel_of = {
+        (benchmark, metric): HARNESS_PANELS.get(metric.partition(",")[0], metric)
+        for benchmark, metric in by_measure
+    }
+    # A task of the harness may have one metric of several filters.
+    in_panel = Counter((name, panel) for (name, _), panel in panel_of.items())
     lines: dict[str, dict[str, list[DepthScore]]] = {}
-    for (benchmark, metric), by_depth in _by_measure(scores).items():
-        panel = HARNESS_PANELS.get(metric.partition(",")[0], metric)
-        line = [by_depth[depth.name] for depth in numbered]
+    for (benchmark, metric), line in by_measure.items():
+        panel = panel_of[benchmark, metric]
+        is_alone = in_panel[benchmark, panel] == 1
+        name = benchmark if is_alone else f"{benchmark} {metric}"
         if panel in (ACCURACY, BITS) and line[0].documents is not None:
-            lines.setdefault(panel, {})[benchmark] = line
+            lines.setdefault(panel, {})[name] = line
     if not lines:
         return None
 

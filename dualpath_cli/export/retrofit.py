@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.files import path_of
-from dualpath_cli.base.ranges import Place, check_ranges
+from dualpath_cli.base.ranges import LONGEST_NAME, Place, check_ranges
 from dualpath_cli.base.version import versions
 from dualpath_cli.data import hub
 from dualpath_cli.data.tokenizer import Tokenizer
@@ -377,5 +377,7 @@ def _name(options: Retrofit) -> str:
     """The recipe's name: the pretrained model's and the block (`SmolLM2-135M-loop`)."""
     file = Path(options.pretrained).resolve().name
     name = re.sub(r"[^\w.-]+", "-", file.removesuffix(".gguf"))
+    # A folder's name may be longer than a recipe's, which ends in the block.
+    name = name.encode()[: LONGEST_NAME - 10].decode(errors="ignore")
     block = options.block if isinstance(options.block, str) else "mixed"
     return f"{name}-{block if options.core is None else 'core'}"

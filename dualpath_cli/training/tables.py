@@ -104,7 +104,7 @@ class CsvTable:
     def append(self, *rows: CsvRow) -> None:
         self._rows = None
         text = format_csv(_shortened(rows), self.columns, header=False)
-        with self.path.open("a", newline="") as file:
+        with self.path.open("a", encoding="utf-8", newline="") as file:
             file.write(text)
 
     def put(self, step: int, rows: Sequence[CsvRow]) -> None:

@@ -8,7 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dualpath_cli.evaluation.depths import ACCURACY, BITS, Depth, compare_depths
+from dualpath_cli.evaluation.depths import (
+    ACCURACY,
+    BITS,
+    Depth,
+    DepthScore,
+    compare_depths,
+    draw_depths,
+)
 from dualpath_cli.recipe.recipes import merge
 from dualpath_cli.report import bootstrap
 from dualpath_cli.report.bootstrap import resample_weights
@@ -62,6 +69,33 @@ def test_each_depth_has_the_scores_that_it_has_alone(
         assert row["documents"] == 11
         assert f"{score:.4f}" in said
     assert (folder / "loops.png").is_file()
+
+
+def test_each_filter_of_a_metric_has_a_line_of_its_own():
+    depths = [
+        Depth("K", loops, is_own=loops == 2, change=Intervention(loops=loops))
+        for loops in (2, 1)
+    ]
+    measured = [
+        (depth, benchmark, metric)
+        for depth in depths
+        for benchmark, metric in (
+            ("harness:gsm8k", "exact_match,strict-match"),
+            ("harness:gsm8k", "exact_match,flexible-extract"),
+            ("piqa", ACCURACY),
+        )
+    ]
+    scores = [
+        DepthScore(benchmark, metric, 9, depth.name, depth.loops, 0.5, 0.0, 0.0, 0.0)
+        for depth, benchmark, metric in measured
+    ]
+    figure = draw_depths(depths, scores)
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == [
+        "harness:gsm8k exact_match,strict-match",
+        "harness:gsm8k exact_match,flexible-extract",
+        "piqa",
+    ]
 
 
 def test_a_model_without_a_loop_and_depths_in_two_options_are_one_line(trained, said):

@@ -488,6 +488,10 @@ def test_a_file_that_is_not_json_is_named_once(tasks, monkeypatch):
         asked("c4", tasks)
     logged.assert_not_called()
 
+    (tasks / "c4.jsonl").write_text("")
+    with pytest.raises(UserError, match=r"c4\.jsonl is empty$"):
+        asked("c4", tasks)
+
 
 @pytest.mark.parametrize(
     ("error", "leaves_out"), [(ConnectionError, False), (KeyError, True)]

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 
 from dualpath_cli.data.tokenizer import Tokenizer
 from dualpath_cli.decoding.command import Prompt, encode_prompts
@@ -296,6 +297,15 @@ def test_a_model_of_the_hub_is_that_of_its_folder(pretrained, tmp_path, monkeypa
     out = retrofit(Path("owner/name"), tmp_path / "hub", "--block", "wide")
     for name in ("model.safetensors", "tokenizer.json"):
         assert (out / name).read_bytes() == (local / name).read_bytes()
+
+
+def test_the_recipe_of_a_model_with_a_long_name_is_named_by_its_beginning(
+    pretrained, tmp_path
+):
+    folder = pretrained("llama").rename(tmp_path / ("é" * 99))
+    out = retrofit(folder, tmp_path / "out", "--block", "wide")
+    facts = yaml.safe_load((out / "recipe.yaml").read_text())
+    assert facts["run"]["recipe"] == "é" * 45 + "-wide"
 
 
 def test_the_folder_to_write_is_checked_before_a_download(tmp_path, said, monkeypatch):
