@@ -241,6 +241,19 @@ def test_the_readme_answers_by_the_numbers_of_the_study():
     leads_by = difference.split()[0].removeprefix("+")
     assert said == [[margin, p_at_32], [leads_by, p_at_256, paired]]
 
+    # the first study
+    tests = re.findall(
+        r"^\| a50_k4 − \w+ \| (\S+)", PAGE.read_text("utf-8"), re.MULTILINE
+    )
+    to_wide, to_loop, to_k1 = (float(each.replace("−", "-")) for each in tests)
+    wide = float(re.search(r"PureWide in that study has ([\d.]+)", page)[1])
+    dual = wide + to_wide
+    _, _, answers = readme.partition("| dual with K = 4 against PureWide, and against ")
+    controls, k1 = answers.splitlines()[:2]
+    for percent in (f"{-to_wide / wide:.0%}", f"{-to_loop / (dual - to_loop):.0%}"):
+        assert f"better by {percent.replace('%', ' %')}" in controls
+    assert f"worse by {to_k1 / (dual - to_k1):.1%}".replace("%", " %") in k1
+
 
 @pytest.mark.parametrize(
     ("at_best", "held", "passed"),
