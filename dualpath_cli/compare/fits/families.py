@@ -73,7 +73,7 @@ class ScalingFamily:
 
     @property
     def runs(self) -> int:
-        return sum(len(c.seeds) for c in self.configurations)
+        return sum(len(c.all_runs) for c in self.configurations)
 
     @property
     def fitted(self) -> list[str]:

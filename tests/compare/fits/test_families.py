@@ -57,6 +57,18 @@ def test_models_without_a_budget_grow_in_depth_within_their_family(tmp_path):
     assert [c.layers for c in family.configurations] == [4, 6, 8]
 
 
+def test_the_runs_of_a_law_at_best_rates_are_those_of_all_rates(tmp_path):
+    for n, lr in enumerate((1e-3, 2e-3, 4e-3)):
+        for seed in range(2):
+            folder = tmp_path / f"{n}_{seed}"
+            scores = {"novels": 2 + 0.1 * (n - 1) ** 2}
+            write_run(folder, model_of("wide"), scores, seed=seed, optim={"lr": lr})
+    runs, _ = read_finished_runs([str(tmp_path)])
+    (family,) = families_of(group_runs(runs, best=True), "all")
+    (wide,) = family.configurations
+    assert (len(wide.seeds), family.runs) == (2, 6)
+
+
 def test_untied_steps_are_not_loops_so_pure_wide_does_not_join_them(tmp_path):
     untied = {"model": {"untied_steps": True}}
     folder = write_law_runs(
