@@ -29,6 +29,9 @@ POLL = 0.5  # seconds between two looks at the processes
 LOOK_ON_TERMINAL = 2.0
 LOOK_IN_LOG = 600.0
 
+ONE_DEVICE: Collection[object] = ("auto", -1, 1, [0])
+"""The values of trainer.devices that are one device where a run sees no other."""
+
 
 @dataclass(frozen=True)
 class RunAtWork:
@@ -240,7 +243,7 @@ def parallel_jobs(run: PlannedRun, jobs: int) -> int:
 
 def check_sharing(run: PlannedRun, jobs: int) -> None:
     devices = run.settings.trainer.devices
-    if jobs > 1 and _gpus(run) and str(devices) not in ("auto", "1"):
+    if jobs > 1 and _gpus(run) and devices not in ONE_DEVICE:
         raise UserError(
             f"--jobs {jobs} gives each run one GPU, but trainer.devices is {devices}; "
             "take --jobs 1 or trainer.devices 1"
@@ -250,7 +253,7 @@ def check_sharing(run: PlannedRun, jobs: int) -> None:
 def check_array(run: PlannedRun) -> None:
     """Refuses more than the one device that a task of an array has."""
     trainer = run.settings.trainer
-    if trainer.num_nodes > 1 or trainer.devices not in ("auto", -1, 1, [0]):
+    if trainer.num_nodes > 1 or trainer.devices not in ONE_DEVICE:
         raise UserError(
             f"--slurm gives each run one device, but trainer.devices={trainer.devices} "
             f"and trainer.num_nodes={trainer.num_nodes}; take trainer.devices 1 and "

@@ -434,3 +434,6 @@ def test_jobs_that_share_a_gpu_are_not_side_by_side_and_want_one_each(
     with pytest.raises(UserError, match=r"trainer\.devices is 2; take --jobs 1"):
         runner.check_sharing(two, 2)
     runner.check_sharing(two, 1)
+    for one in ("auto", -1, 1, [0]):  # of the only one that a run then sees
+        trainer = {"accelerator": "auto", "devices": one}
+        runner.check_sharing(runs_for(asked(tmp_path, trainer=trainer))[0], 2)
