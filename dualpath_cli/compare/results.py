@@ -131,7 +131,7 @@ def write_comparison(comparison: Comparison, out: Path) -> list[Path]:
     main = [table for group in groups for table in group_tables(group)]
 
     texts = {
-        "table.csv": format_csv(*records_of_groups(groups)),
+        "table.csv": format_csv(records_of_groups(groups)),
         "table.md": "\n".join(map(markdown, main)),
         "tests.md": "\n".join(map(markdown, tests)),
         "tests.csv": format_csv(records_of_tests(comparison.differences)),

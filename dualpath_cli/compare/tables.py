@@ -330,10 +330,8 @@ def _with_shared_in_caption(table: Table, *headings: str) -> Table:
     )
 
 
-def records_of_groups(
-    groups: Sequence[Group],
-) -> tuple[list[dict[str, Any]], list[str]]:
-    """Rows of table.csv and their columns: groups differ in their measures."""
+def records_of_groups(groups: Sequence[Group]) -> list[dict[str, Any]]:
+    """Rows of table.csv."""
     records = []
     for group in groups:
         for c in group.configurations:
@@ -345,11 +343,11 @@ def records_of_groups(
             names = {"group": group.name, "configuration": c.name, "family": c.family}
             records.append(names | costs_of(c, group.wide) | means | errors)
 
-    columns = dict.fromkeys(column for record in records for column in record)
     for name in OF_LOOPS:
         if all(record[name] is None for record in records):
-            del columns[name]
-    return records, list(columns)
+            for record in records:
+                del record[name]
+    return records
 
 
 def records_of_tests(rows: Sequence[Difference]) -> list[dict[str, Any]]:
@@ -357,7 +355,7 @@ def records_of_tests(rows: Sequence[Difference]) -> list[dict[str, Any]]:
 
 
 def records_of_runs(groups: Sequence[Group]) -> list[dict[str, Any]]:
-    """A row a run and set, from which all else can be computed again."""
+    """A row a run and set, from which scores and tests can be computed again."""
     return [
         {
             "group": group.name,
