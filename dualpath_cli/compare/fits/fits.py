@@ -44,7 +44,6 @@ LARGEST = 2.0  # a rollout leaves out budgets of at least the largest divided by
 class Rollout:
     """A law of the smaller budgets, against the runs of the largest ones."""
 
-    configurations: int  # left out and predicted
     error: float  # mean of predicted minus measured, in bits per byte
     largest: float  # the largest difference of one configuration, without sign
     beyond: float  # the largest training FLOPs over the largest that were kept
@@ -181,7 +180,6 @@ def _rollout(family: ScalingFamily) -> Rollout | str:
     largest = family.take(is_largest_C)
     error_C = predicted(values_V[None], largest.cells)[0] - largest.losses
     return Rollout(
-        len(error_C),
         error=float(error_C.mean()),
         largest=float(np.abs(error_C).max()),
         beyond=float(family.flops.max() / kept.flops.max()),
