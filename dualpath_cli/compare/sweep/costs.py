@@ -154,11 +154,12 @@ def plan_table(rows: Sequence[ConfigurationCost], jobs: int) -> Table:
 def _time_left(rows: Sequence[ConfigurationCost], jobs: int) -> str:
     hours = longest = 0.0
     for row in rows:
-        if row.left and row.hours is None:
+        if not row.left:
+            continue
+        if row.hours is None:
             return "hours are known once a run of each family has begun, or by --tflops"
-        if row.left and row.hours is not None:
-            hours += row.left * row.hours
-            longest = max(longest, row.hours)
+        hours += row.left * row.hours
+        longest = max(longest, row.hours)
 
     # Where there are fewer runs than jobs, some jobs have no work.
     text = f"in all {hours_text(max(hours / jobs, longest))}"
