@@ -26,6 +26,7 @@ from dualpath_cli.study.parts_of_speech import CLASSES
 
 T = TypeVar("T")
 Record = dict[str, Any]
+SourceText = tuple[Any, ...]  # the facts that tell it from others
 MOST = 1e300  # of a number that any arithmetic here can take
 REPORTS = f"ablations/step-*/{REPORT}"  # in a run folder
 ROUTINGS = "routing/step-*/summary.json"  # the same; its writer imports torch
@@ -173,24 +174,25 @@ def _of_same_texts(
     """The reports of a study whose texts are those of the first; each other one adds a
     line to `left_out`."""
     same: list[tuple[TrainedRun, Record]] = []
-    first_text: dict[str, Any] = {}
-    first_run: dict[str, TrainedRun] = {}
+    # The text of each source, and the run whose report had it first.
+    first: dict[str, tuple[SourceText, TrainedRun]] = {}
     for run, report in found:
         texts = _texts(report)
         others = [
-            name for name, text in texts.items() if first_text.get(name, text) != text
+            name for name in texts if name in first and texts[name] != first[name][0]
         ]
         if others:
             name = others[0]
+            _, other = first[name]
             left_out.append(
                 f"left out: the {study} of {run.folder}, whose '{name}' is another "
-                f"text, or part of it, than that of {first_run[name].folder}"
+                f"text, or part of it, than that of {other.folder}"
             )
             continue
 
         same.append((run, report))
-        first_text = texts | first_text
-        first_run = dict.fromkeys(texts, run) | first_run
+        for name, text in texts.items():
+            first.setdefault(name, (text, run))
     return same
 
 
@@ -213,7 +215,7 @@ def _differ_in_precision(
     return True
 
 
-def _texts(report: Record) -> dict[str, tuple[Any, ...]]:
+def _texts(report: Record) -> dict[str, SourceText]:
     """The facts that tell the text of each source, or the part of it, from another."""
     return {
         # Reports of earlier versions name no field.
@@ -365,7 +367,7 @@ def excess_over_runs(runs: Sequence[Sequence[Record]]) -> list[Record]:
     source.
 
     With Wilcoxon's signed-rank test on the runs' excesses. Holm's correction is over
-    the paper's classes together, and over all other classes apart.
+    the paper's classes, and separately over all other classes.
     """
     records: list[Record] = []
     of_paper: list[Record] = []
