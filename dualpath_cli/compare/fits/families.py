@@ -151,17 +151,17 @@ def _names(ordered: Sequence[Sequence[Configuration]]) -> list[str]:
     """`wide`, `dual α 50`; where several are called so, the values in which they
     differ."""
     firsts = [alike[0] for alike in ordered]
-    names = [_kind(c) for c in firsts]
-    full = []
-    for c, name in zip(firsts, names, strict=True):
+    of_kind = partition(firsts, _kind)
+    names = []
+    for c in firsts:
+        kind = _kind(c)
         run = c.all_runs[0]
         keys: set[str] = set()
-        for other, its_name in zip(firsts, names, strict=True):
-            if its_name == name:
-                keys |= different_keys(run, other.all_runs[0])
+        for other in of_kind[kind]:
+            keys |= different_keys(run, other.all_runs[0])
         words = [word_of(run, key) for key in sorted(keys & _own_keys(c).keys())]
-        full.append(" ".join([name, *words]))
-    return full
+        names.append(" ".join([kind, *words]))
+    return names
 
 
 def _kind(c: Configuration) -> str:
