@@ -271,10 +271,11 @@ def _record(fit: ScalingFit, counted: CountedParameters) -> dict[str, Any]:
     }
     for name in UNITS:
         fitted = name in family.fitted
-        low, high = fit.interval(name) if fitted else (np.nan, np.nan)
         value = float(fit.values[NAMES.index(name)])
-        record |= {name: value if fitted else None}
-        record |= {f"{name}_low": low, f"{name}_high": high}
+        low, high = fit.interval(name)
+        record[name] = value if fitted else None
+        record[f"{name}_low"] = low if fitted else None
+        record[f"{name}_high"] = high if fitted else None
 
     record["off"] = fit.off
     rollout = fit.rollout if isinstance(fit.rollout, Rollout) else None
