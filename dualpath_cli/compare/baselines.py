@@ -76,15 +76,12 @@ def _with_baselines(groups: Sequence[Group], asked: Sequence[str]) -> list[Group
 
     def is_meant(c: Configuration, word: str) -> bool:
         # A word that is not a name is a value in which runs differ.
-        return word in words[c] if word not in names else word == c.name
+        return word == c.name if word in names else word in words[c]
 
     found = []
     for group in groups:
         chosen = [
-            c
-            for word in dict.fromkeys(asked)
-            for c in group.configurations
-            if is_meant(c, word)
+            c for word in asked for c in group.configurations if is_meant(c, word)
         ]
         wide = next((c for c in chosen if c.family == "wide"), group.wide)
         found.append(
