@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.files import find_unfinished, folder_of
-from dualpath_cli.base.ranges import Place, check_range, check_ranges, parse_size
+from dualpath_cli.base.ranges import Place, check_ranges, parse_size
 from dualpath_cli.compare.sweep.cells import CONTROLS, Grid
 from dualpath_cli.flops.widths import FlopMatch
 from dualpath_cli.recipe import recipes
@@ -211,7 +211,8 @@ def _number(kind: type[N], least: float, most: float) -> Callable[[str], N]:
 
     def read_number(word: str) -> N:
         value = kind(word)
-        check_range("it", value, (least, most))
+        if not least <= value <= most:
+            raise ValueError(word)
         return value
 
     return read_number
