@@ -174,14 +174,15 @@ def check_begun(runs: Sequence[PlannedRun]) -> None:
         if not (run.folder / RECIPE).is_file():
             continue
 
-        settings = run.settings
-        way_out = "give this sweep another --out"
-        or_words = f"{way_out}, or the options that it began with"
         begun = read_recipe(run.folder)
-        check_same_recipe(run.folder, begun, settings.as_recipe(), way_out=or_words)
-        if option_of(settings.model):
-            facts = facts_now(run.folder)
-            check_as_begun(run.folder, facts, settings.model, way_out)
+        now = run.settings.as_recipe()
+        another = "give this sweep another --out"
+        way_out = f"{another}, or the options that it began with"
+        check_same_recipe(run.folder, begun, now, way_out=way_out)
+
+        model = run.settings.model
+        if option_of(model):
+            check_as_begun(run.folder, facts_now(run.folder), model, another)
 
 
 def check_links(design: Design, runs: Sequence[PlannedRun]) -> None:
