@@ -91,18 +91,18 @@ def find_blocks(
     """
     shared = set(seeds[one]).intersection(seeds[other])
 
-    def blocks_of(names: Iterable[str], its_seeds: Iterable[int]) -> SeedBlocks:
-        known = tuple(names)
-        number = sum(rows.get(name, 1) for name in known)
-        return SeedBlocks(known, tuple(sorted(its_seeds)), number)
+    def blocks_of(names: Sequence[str], its_seeds: Iterable[int]) -> SeedBlocks:
+        number = sum(rows.get(name, 1) for name in names)
+        return SeedBlocks(tuple(names), tuple(sorted(its_seeds)), number)
 
-    found = [blocks_of([name for name in seeds if name in (one, other)], shared)]
-    # the shared seeds that some configuration has, with all configurations that have
-    # them
+    pair = [name for name in seeds if name in (one, other)]
+    candidates = [blocks_of(pair, shared)]
+    # Further blocks are all configurations that have what one of them has of the shared
+    # seeds.
     for subset in sorted({tuple(sorted(shared & set(own))) for own in seeds.values()}):
         names = [name for name, own in seeds.items() if set(own).issuperset(subset)]
-        found.append(blocks_of(names, subset))
-    return min(found, key=_detectable)
+        candidates.append(blocks_of(names, subset))
+    return min(candidates, key=_detectable)
 
 
 def _detectable(blocks: SeedBlocks) -> float:
