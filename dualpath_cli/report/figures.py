@@ -132,7 +132,7 @@ def mark_count(ax: "Axes", count: int, name: str) -> None:
 
 
 def heat_map(
-    ax: "Axes", values: npt.ArrayLike, middle: float, reach: float, **options: Any
+    ax: "Axes", values: npt.ArrayLike, middle: float, reach: float
 ) -> "AxesImage":
     """Draws values (rows, columns) in the colours of shares, as far as `reach` from
     `middle`."""
@@ -143,7 +143,6 @@ def heat_map(
         vmax=middle + reach,
         aspect="auto",
         interpolation="nearest",
-        **options,
     )
 
 

@@ -47,7 +47,7 @@ class Column:
 
     @property
     def line(self) -> str:
-        return " ".join(self.heading.split("\n")).strip()
+        return self.heading.replace("\n", " ")
 
     def text(self, value: Any) -> str:
         """A value as text; empty for None, nan, and tuples that begin with None or
