@@ -10,6 +10,7 @@ from itertools import product
 from typing import Any
 
 from dualpath_cli.base.errors import UserError
+from dualpath_cli.base.ranges import LONGEST_NAME
 from dualpath_cli.compare.sweep.cells import SHAPING, Shape, SweepCell
 from dualpath_cli.compare.sweep.request import Design, Varied
 from dualpath_cli.compare.sweep.runs import PlannedRun, files_of
@@ -69,7 +70,8 @@ def plan_runs(
 
 
 def _variants(cells: Sequence[SweepCell], design: Design) -> list[Variant]:
-    """Raises UserError for two variants of one name."""
+    """Raises UserError for two variants of one name, and for a name too long for a
+    recipe."""
     found: dict[str, Variant] = {}
     for cell, combination in product(cells, product(*design.varied.values())):
         values = dict(zip(design.varied, combination, strict=True))
@@ -87,6 +89,12 @@ def _variants(cells: Sequence[SweepCell], design: Design) -> list[Variant]:
         if times > 1:
             raise UserError(
                 f"{times} configurations would have the name '{name}'; leave some out"
+            )
+        if len(name.encode()) > LONGEST_NAME:
+            raise UserError(
+                f"a configuration's name '{name:.60}...' has {len(name.encode())} "
+                f"bytes, above {LONGEST_NAME}; give --set fewer keys or shorter "
+                "values, or run a sweep for each value"
             )
     return variants
 

@@ -240,6 +240,13 @@ def test_values_that_would_have_one_name_are_refused(tmp_path):
     assert names_for(asked(tmp_path, *words)) == ["a50_k2-tie_embeddings_false"]
 
 
+def test_a_name_too_long_for_a_recipe_is_refused_with_a_way_out(tmp_path):
+    words = ["--controls", "none", "--set", f"model.gate=convex,{'g' * 90}.G"]
+    said = f"'a50_k2-gate_{'g' * 48}...' has 104 bytes, above 100; give --set fewer"
+    with pytest.raises(UserError, match=re.escape(said)):
+        runs_for(asked(tmp_path, *words))
+
+
 def test_spellings_of_one_value_are_refused(tmp_path):
     as_many_steps = "run.max_tokens=640,650"
     settings = (
