@@ -370,7 +370,8 @@ def _draw_losses(
     With a baseline, minus its loss at the same seed, which saw the same text.
     """
     in_minutes = along == HOURS and max(c.hours for c in group.configurations) < 2
-    scaling = [np.zeros((1, 1))] if baseline else []  # losses that set the scale
+    # Losses that set the scale; of differences also 0.
+    scaling = [np.zeros((1, 1))] if baseline else []
     for c, color, dashes in styles(group):
         points_SP3 = _points_to_draw(c, baseline)
         if not points_SP3.size:
@@ -405,9 +406,11 @@ def _draw_losses(
     else:
         ax.set_title(group.name, fontsize=9)
         ax.set_ylabel("training loss (nats per token)")
-    if scaling and along == TOKENS and not baseline:
-        corner = (1.0, 1.0)
-        ax.legend(frameon=False, fontsize=7, loc="upper left", bbox_to_anchor=corner)
+        if scaling and along == TOKENS:
+            beside = (1.0, 1.0)
+            ax.legend(
+                frameon=False, fontsize=7, loc="upper left", bbox_to_anchor=beside
+            )
     plain(ax)
 
 
