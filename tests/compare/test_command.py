@@ -457,15 +457,9 @@ def test_the_ablations_of_a_configuration_are_means_over_its_runs(tmp_path):
     assert row["difference_sd"] == pytest.approx(0.035**0.5)
     assert (of_class["forced"], of_class["above"]) == ("arithmetic wide", 6)
     assert of_class["p"] == of_class["p_holm"] == 2 / 64
-    cells = dict(
-        zip(
-            *[
-                [c.heading for c in table_of_classes([of_class]).columns],
-                table_of_classes([of_class]).cells()[0],
-            ],
-            strict=True,
-        )
-    )
+    table = table_of_classes([of_class])
+    headings = [column.heading for column in table.columns]
+    cells = dict(zip(headings, table.cells()[0], strict=True))
     assert (cells["above 0"].number, cells["above 0"].text) == (6, "6 of 6")
     assert (cells["mean"].text, cells["least"].text, cells["most"].text) == (
         "+0.3500",
