@@ -19,6 +19,7 @@ from dualpath_cli.run.checkpoint_files import fault_of, manifest_of
 from dualpath_cli.run.exported_folder import LISTING
 from dualpath_cli.run.run_folder import (
     CHECKPOINTS,
+    LAST,
     RECIPE,
     STEP,
     TOKENIZER,
@@ -227,16 +228,19 @@ def _check_not_finished(folder: Path) -> None:
 
     # The recipe of this call may have another length. The last step is saved before its
     # validation.
-    last = settings_from(read_recipe(folder)).run.steps
-    is_finished = any(row.step >= last for row in read_table(folder / VALIDATION))
+    steps = settings_from(read_recipe(folder)).run.steps
+    is_finished = any(row.step >= steps for row in read_table(folder / VALIDATION))
     # `fit` makes the folder of checkpoints before the first row; a branch has rows of
     # its trunk before.
     own_rows = [
         row for row in read_table(folder / METRICS) if row.step > branch_step(folder)
     ]
     has_begun = bool(own_rows) and not (folder / CHECKPOINTS).exists()
+    # In a copy without symbolic links `last` is a folder.
+    last = folder / CHECKPOINTS / LAST
+    has_saved = last.is_symlink() or last.exists()
 
-    if is_finished or has_begun:
+    if is_finished or has_begun or has_saved:
         raise UserError(
             f"{folder} holds the tables of a run whose checkpoints are gone; put one "
             "back, give this run a name (--run.name NAME), or remove the folder"

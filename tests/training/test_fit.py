@@ -225,6 +225,20 @@ def test_no_run_begins_over_the_tables_of_one_whose_checkpoints_were_removed(
     assert tables(run) == before
 
 
+def test_nor_over_those_of_a_run_that_no_validation_says_is_finished(
+    trained, tmp_path, said
+):
+    run = trained().with_name("unscored")
+    words = ["fit", "--config", str(tmp_path / "recipe.yaml")]
+    words += ["--run.name", "unscored", "--data.val", "{}"]
+    assert main(words) == 0
+    before = tables(run)
+    for path in run.glob("checkpoints/step-*"):
+        shutil.rmtree(path)
+    assert f"{run} holds the tables of a run whose checkpoints are gone" in said(*words)
+    assert tables(run) == before
+
+
 def test_a_run_keeps_its_precision_by_whatever_name(trained, fit, refused):
     run = trained()
     back_to_step(run, 4)

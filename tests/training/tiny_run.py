@@ -325,10 +325,12 @@ def weights(run: Path) -> dict[str, "torch.Tensor"]:
 
 
 def back_to_step(run: Path, step: int) -> None:
-    """Leaves a run as if it had been interrupted after a checkpoint."""
+    """Leaves a run as if it had been interrupted after a checkpoint, or, at step 0,
+    before the first one."""
     checkpoints = run / "checkpoints"
     for path in checkpoints.glob("step-*"):
         if int(path.name.removeprefix("step-")) > step:
             shutil.rmtree(path)
     (checkpoints / "last").unlink()
-    (checkpoints / "last").symlink_to(f"step-{step:08d}")
+    if step:
+        (checkpoints / "last").symlink_to(f"step-{step:08d}")
