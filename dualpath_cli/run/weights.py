@@ -124,9 +124,9 @@ def _unreadable(folder: Path, error: BaseException) -> UserError:
     return UserError(f"the weights in '{folder}' cannot be read: {reason}")
 
 
-def load_weights(model: DualPathLM, folder: Path) -> None:
-    """Verifies a folder, and loads its weights."""
-    verify(folder)
+def load_weights(model: DualPathLM, folder: Path, option: str = "--ckpt-path") -> None:
+    """Verifies a folder, which the user gave by `option`, and loads its weights."""
+    verify(folder, option=option)
     fill(model, folder)
 
 
@@ -241,12 +241,13 @@ def verify(
     folder: Path,
     read: Callable[[int], object] = lambda count: None,
     way_out: str | None = None,
+    option: str = "--ckpt-path",
 ) -> None:
     """Compares a checkpoint or an exported folder with its hashes; ranks divide its
     files.
 
     `read` is called, on each rank, with the number of bytes just read. `way_out` ends
-    the message; by default it names the newest other checkpoint of the run.
+    the message; by default it gives `option` the newest other checkpoint of the run.
     """
     if is_exported(folder):
         check_unchanged(folder, read)
@@ -261,19 +262,19 @@ def verify(
         return
 
     if way_out is None:
-        way_out = _newest_other(folder)
+        newest = _newest_other(folder)
+        way_out = "" if newest is None else f"; give {option} {newest}"
     raise UserError(f"checkpoint '{folder}' is damaged: {fault}{way_out}")
 
 
-def _newest_other(folder: Path) -> str:
-    """The end of a message: the newest other checkpoint of a checkpoint's run."""
+def _newest_other(folder: Path) -> Path | None:
+    """The newest other checkpoint of a checkpoint's run, if there is one."""
     intact = [
         path
         for path in complete_checkpoints(folder.parents[1])
         if path != folder and fault_of(path) is None
     ]
-    newest = max(intact, key=step_of, default=None)
-    return "" if newest is None else f"; give --ckpt-path {newest}"
+    return max(intact, key=step_of, default=None)
 
 
 def _rank_and_ranks() -> tuple[int, int]:

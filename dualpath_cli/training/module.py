@@ -95,7 +95,9 @@ class DualPathModule(StepState):
             raise_recompile_limit(kinds_of_layers * len(self.step_loops.counts()))
 
         if self.weights is not None:
-            load_weights(self.model, self.weights)
+            begins = self.trainer.state.fn == TrainerFn.FITTING
+            option = "--run.init_from" if begins else "--ckpt-path"
+            load_weights(self.model, self.weights, option)
 
     def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Losses in nats per position, (B, T)."""

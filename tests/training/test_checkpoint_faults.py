@@ -135,8 +135,8 @@ def test_a_checkpoint_that_is_not_whole_is_neither_scored_nor_continued(
     for words in (["validate", "--ckpt-path"], fit):
         error = said(*words, run)
         assert message in error
-    if fault == "a flipped byte":
-        assert f"; give --ckpt-path {run.resolve()}/checkpoints/{BEFORE}" in error
+        if fault == "a flipped byte":
+            assert f"; give {words[-1]} {run.resolve()}/checkpoints/{BEFORE}" in error
 
 
 @pytest.mark.parametrize(
