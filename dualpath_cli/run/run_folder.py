@@ -355,7 +355,7 @@ def mapping_of(folder: Path, facts: Mapping[str, Any], name: str) -> dict[str, A
     return value
 
 
-def check_same_facts(run: Run, facts: dict[str, Any]) -> None:
+def check_same_facts(run: Run, facts: dict[str, Any], way_out: str) -> None:
     """Refuses the first of `facts` that had another value when a run's checkpoint was
     written."""
     for name, now in facts.items():
@@ -363,7 +363,7 @@ def check_same_facts(run: Run, facts: dict[str, Any]) -> None:
         if before != now:
             raise UserError(
                 f"{run.folder} was begun with {name} {before}, now it is {now}; "
-                "restore the former or give this run a name (--run.name NAME)"
+                f"restore the former or {way_out}"
             )
 
 

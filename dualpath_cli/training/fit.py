@@ -60,7 +60,8 @@ def fit(session: Session[TrainingLaunch]) -> None:
         return
     session.say(plan)
     if launch.starts_from is not None:
-        check_same_facts(launch.starts_from, _fixed_facts(trainer))
+        facts = _fixed_facts(trainer)
+        check_same_facts(launch.starts_from, facts, launch.way_to_new_run)
 
     way_out = "wait until it ends, or give this run a name (--run.name NAME)"
     lock = exclusive(launch.folder / FIT, launch.folder, way_out)

@@ -54,6 +54,10 @@ from dualpath_cli.training.checks import (
     verify_data,
 )
 
+_ANOTHER_NAME = "give this run a name (--run.name NAME)"
+_NO_BRANCH = "leave run.branch_from out"
+"""Ways to a new run, for one that cannot go on, and for one that cannot branch."""
+
 
 @dataclass(frozen=True)
 class CheckedRecipe:
@@ -94,6 +98,11 @@ class TrainingLaunch(CheckedRecipe):
     def step(self) -> int | None:
         """The step to continue from."""
         return None if self.starts_from is None else self.starts_from.step
+
+    @property
+    def way_to_new_run(self) -> str:
+        """Part of a message: how to begin anew instead of from the checkpoint."""
+        return _ANOTHER_NAME if self.trunk is None else _NO_BRANCH
 
     @property
     def has_all_steps(self) -> bool:
@@ -266,8 +275,8 @@ def continued(
     checked: CheckedRecipe, own: Run, taken_back: int | None, new_data: bool
 ) -> TrainingLaunch:
     """A run that goes on from a checkpoint of its own."""
-    _check_classes(checked, own)
-    since = _data_since(own, checked.manifest, new_data)
+    _check_classes(checked, own, _ANOTHER_NAME)
+    since = _data_since(own, checked.manifest, new_data, _ANOTHER_NAME)
     launch = TrainingLaunch(
         **vars(checked),
         starts_from=own,
@@ -285,8 +294,8 @@ def continued(
 def branched(checked: CheckedRecipe, new_data: bool) -> TrainingLaunch:
     """A new run that goes on from a checkpoint of another run, its trunk."""
     trunk = _find_trunk(checked)
-    _check_classes(checked, trunk)
-    since = _data_since(trunk, checked.manifest, new_data)
+    _check_classes(checked, trunk, _NO_BRANCH)
+    since = _data_since(trunk, checked.manifest, new_data, _NO_BRANCH)
     lost = check_tables(trunk.folder, settings_from(trunk.recipe), trunk.step)
     check_free(checked.folder)
     return TrainingLaunch(
@@ -299,9 +308,8 @@ def branched(checked: CheckedRecipe, new_data: bool) -> TrainingLaunch:
     )
 
 
-def _check_classes(checked: CheckedRecipe, begun: Run) -> None:
+def _check_classes(checked: CheckedRecipe, begun: Run, way_out: str) -> None:
     """Refuses to continue a run whose custom classes have changed."""
-    way_out = "give this run a name (--run.name NAME)"
     check_as_begun(begun.folder, begun.facts, checked.settings.model, way_out)
 
 
@@ -339,11 +347,12 @@ def _initial_weights(
     return run.checkpoint, facts
 
 
-def _data_since(begun: Run, manifest: Manifest, new_data: bool) -> int:
+def _data_since(begun: Run, manifest: Manifest, new_data: bool, way_out: str) -> int:
     """Returns the first step that trained on the data of a run that a checkpoint
     continues.
 
-    Raises UserError for other data without `new_data`, and for data of other tokens.
+    Raises UserError for other data without `new_data`, with `way_out` as one way, and
+    for data of other tokens.
     """
     trained_on = str(begun.facts.get("data_fingerprint"))
     since = begun.facts.get("data_since", 0)
@@ -354,8 +363,8 @@ def _data_since(begun: Run, manifest: Manifest, new_data: bool) -> int:
         raise UserError(
             f"{begun.folder} was trained on data with the fingerprint "
             f"{trained_on:.12}, the new data are {manifest.summary}; restore the old "
-            "data, give this run a name (--run.name NAME), or continue on the new data "
-            "from their beginning (--new-data)"
+            f"data, {way_out}, or continue on the new data from their beginning "
+            "(--new-data)"
         )
     if begun.tokenizer.fingerprint != manifest.tokenizer:
         raise UserError(
@@ -385,7 +394,9 @@ def _find_trunk(checked: CheckedRecipe) -> Run:
     trunk = find_run(settings.run.branch_from)
     folder = trunk.folder
     free = {"run": {"max_tokens", "recipe"}}
-    check_same_recipe(folder, trunk.recipe, settings.as_recipe(), free=free)
+    way_out = f"give the trunk's value, or {_NO_BRANCH}"
+    recipe = settings.as_recipe()
+    check_same_recipe(folder, trunk.recipe, recipe, free=free, way_out=way_out)
 
     of_trunk = stable_steps(settings_from(trunk.recipe))
     # The last step is the branch's own: it writes a checkpoint, and is validated.

@@ -28,7 +28,7 @@ from dualpath_cli.spec.config import ModelConfig
 from dualpath_cli.spec.intervention import Intervention
 from dualpath_cli.training.parallel import build_model
 from tests.model.small_models import SMALL
-from tests.training.tiny_run import SEQ_LEN, state, tables, weights
+from tests.training.tiny_run import SEQ_LEN, prepare, state, tables, weights
 
 
 def drawn_from(*choices: int, seed: int = 0, steps: int = 6) -> StepLoops:
@@ -299,11 +299,21 @@ def test_a_branch_makes_its_last_step_itself(fit):
     assert tables(branch)["metrics.csv"] == tables(trunk)["metrics.csv"][:4]
 
 
-def test_what_would_not_be_alike_is_no_trunk(refused, fit):
+def test_what_would_not_be_alike_is_no_trunk(refused, fit, texts, tmp_path):
+    shorter = prepare(tmp_path / "shorter", texts / "train.jsonl", "--tokens", "700")
     trunk = fit(**length(6, name="long"))
     start = {"branch_from": str(trunk), "name": "branch"}
     other = merge(length(6, **start), {"optim": {"lr": 1e-3}})
-    assert "optim.lr=0.003, this one has 0.001" in refused(**other)
+    assert (
+        "optim.lr=0.003, this one has 0.001; give the trunk's value, or leave "
+        "run.branch_from out\n"
+    ) in refused(**other)
+    other = merge(length(6, **start), {"trainer": {"precision": "64-true"}})
+    assert "it is 64-true; restore the former or leave run.branch_from" in refused(
+        **other
+    )
+    other = merge(length(6, **start), {"data": {"path": str(shorter)}})
+    assert "; restore the old data, leave run.branch_from out, or" in refused(**other)
     for step in (1, 2):
         rmtree(trunk / "checkpoints" / f"step-{step:08d}")
     assert "no checkpoint up to step 2" in refused(**length(4, **start))
