@@ -129,7 +129,11 @@ def read_recipe(folder: Path) -> Recipe:
     path = folder / RECIPE
     if not path.is_file():
         raise UserError(f"run folder '{folder}' has no {RECIPE}; {PUT_BACK}")
+    return _read_resolved(path)
 
+
+def _read_resolved(path: Path) -> Recipe:
+    """The recipe of a run, or of a part of it."""
     recipe = read_recipe_file(path)
     try:
         check_sections(recipe)
@@ -324,7 +328,7 @@ def settings_of_parts(folder: Path, settings: Settings) -> dict[int, Settings]:
     given."""
     parts = {0: settings}
     for begun, path in sorted(_parts(folder, RECIPE).items()):
-        parts[begun] = settings_from(read_recipe_file(path))
+        parts[begun] = settings_from(_read_resolved(path))
     return parts
 
 

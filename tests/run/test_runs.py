@@ -20,11 +20,12 @@ import dualpath_cli
 from dualpath_cli.base import version
 from dualpath_cli.cli.main import main
 from dualpath_cli.recipe.keys import OF_TEXTS
+from dualpath_cli.recipe.settings import settings_from
 from dualpath_cli.run import run_folder
 from dualpath_cli.run.checkpoint_files import manifest_of
 from dualpath_cli.spec.config import ModelConfig
 from tests.data.faulty_data import swap_ids
-from tests.training.tiny_run import back_to_step
+from tests.training.tiny_run import RUN, back_to_step
 
 Change = Callable[[dict[str, Any]], object]
 WSD = {"schedule": "wsd", "cooldown": 0.5, "warmup_steps": 2}
@@ -219,6 +220,17 @@ def test_parts_that_began_later_go_where_a_run_is_taken_back(tmp_path):
     assert run_folder.facts_now(tmp_path)["part"] == 3
     assert not (tmp_path / "recipe-00000020.yaml").exists()
     assert other.exists()
+
+
+def test_a_continued_part_of_an_earlier_version_may_name_the_class_of_a_strategy(home):
+    run = home / RUN
+    first = settings_from(run_folder.read_recipe(run))
+    part = run / "recipe-00000001.yaml"
+    shutil.copy(run / "recipe.yaml", part)
+    strategy = {"class_path": "lightning.pytorch.strategies.FSDPStrategy"}
+    edit(part, lambda recipe: recipe["trainer"].update(strategy=strategy))
+    parts = run_folder.settings_of_parts(run, first)
+    assert parts[1].trainer.strategy == "auto"
 
 
 def test_the_commit_is_that_of_this_code_not_of_a_repository_around_it(
