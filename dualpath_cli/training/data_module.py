@@ -18,9 +18,9 @@ from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.processes import STOPPING
 from dualpath_cli.data.blocks import Blocks, OrderedBlocks
 from dualpath_cli.data.documents import Source, read_documents
-from dualpath_cli.data.manifest import MANIFEST
+from dualpath_cli.data.manifest import is_data_folder
 from dualpath_cli.data.order import StepSequences
-from dualpath_cli.data.storage import exists, local_copy
+from dualpath_cli.data.storage import local_copy
 from dualpath_cli.data.tokenizer import Tokenizer
 from dualpath_cli.data.windows import (
     Window,
@@ -132,7 +132,7 @@ class DualPathDataModule(LightningDataModule):
         seed = settings.val_seed
 
         numbers: list[int] | None = None
-        if exists(f"{path}/{MANIFEST}"):
+        if is_data_folder(path):
             verify = settings.verify != "never"
             windows = folder_windows(path, self.seq_len, limit, seed, verify)
             for window in windows:
