@@ -278,7 +278,7 @@ def _newest_other(folder: Path) -> Path | None:
 
 
 def _rank_and_ranks() -> tuple[int, int]:
-    if not (dist.is_available() and dist.is_initialized()):
+    if not dist.is_initialized():
         return 0, 1
     return dist.get_rank(), dist.get_world_size()
 
