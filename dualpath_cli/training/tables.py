@@ -246,44 +246,28 @@ class MetricsLog(Callback):
             self.progress.advance(status=self.status)
 
     def _log(self, trainer: Trainer, module: DualPathModule) -> None:
+        """Writes the row of the steps since the last one."""
         # Reduced over ranks; reading the numbers waits for the device, before the clock
         # stops.
         sums = module.train_loss.compute()
         means = {key: value.item() for key, value in sums.items()}
         module.train_loss.reset()
-        self._pause()
-        seconds = self.seconds
+        seconds = self._elapsed()
         self.seconds = 0.0
         self.since = time.perf_counter()
 
-        assert self.logged_step is not None
-        steps = range(self.logged_step, self.step)
-        self.logged_step = self.step
-        speed = len(steps) * self.settings.batch_tokens / seconds
-        flops = speed * self._flops_per_token(module, steps)
-
-        rate = learning_rate(self.step - 1, trainer.max_steps, module.optim_settings)
-        width = module.config.d_model
-        rates = {
-            f"lr_{kind}": rate * rate_factor(kind, module.optim_settings, width)
-            for kind in self.kinds
-        }
         row: CsvRow = {
             "step": self.step,
             "tokens": self.step * self.settings.batch_tokens,
             "loss": means["loss"],
             "bits_per_byte": means["bits_per_byte"],
-            "lr": rate,
-            **rates,
+            **self._rates(trainer, module),
             **module.expert_loads.report(),
             "grad_norm": module.grad_norm.item(),
             "skipped": module.guard.report(),
-            "tokens_per_second": speed,
-            "tflops_per_second": flops / 1e12,
+            **self._speed(trainer, module, seconds),
         }
-        peak = self.settings.peak_tflops or peak_tflops(module.device)
-        if peak is not None:
-            row["mfu"] = flops / (peak * 1e12 * trainer.world_size)
+        self.logged_step = self.step
 
         numbers = {name: value for name, value in row.items() if name != "step"}
         for logger in trainer.loggers:
@@ -303,17 +287,14 @@ class MetricsLog(Callback):
     def on_exception(self, trainer: Trainer, pl_module: Any, *error: Any) -> None:
         self.progress.stop()
 
-    def _pause(self) -> None:
-        self.seconds = self._elapsed()
-        self.since = None
-
     def _elapsed(self) -> float:
         """Time of training since the last row."""
         running = 0.0 if self.since is None else time.perf_counter() - self.since
         return self.seconds + running
 
     def on_validation_start(self, trainer: Trainer, pl_module: Any) -> None:
-        self._pause()
+        self.seconds = self._elapsed()
+        self.since = None  # a pause
 
     def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
         if trainer.sanity_checking:
@@ -335,6 +316,31 @@ class MetricsLog(Callback):
                 for name, result in module.val_results.items()
             ]
             self.validation.put(self.step, rows)
+
+    def _rates(self, trainer: Trainer, module: DualPathModule) -> CsvRow:
+        """The learning rate of the last step: the schedule's, and that of each kind."""
+        settings = module.optim_settings
+        rate = learning_rate(self.step - 1, trainer.max_steps, settings)
+        row = {"lr": rate}
+        for kind in self.kinds:
+            factor = rate_factor(kind, settings, module.config.d_model)
+            row[f"lr_{kind}"] = rate * factor
+        return row
+
+    def _speed(
+        self, trainer: Trainer, module: DualPathModule, seconds: float
+    ) -> CsvRow:
+        """The speed of the steps since the last row, which took so many seconds."""
+        assert self.logged_step is not None
+        steps = range(self.logged_step, self.step)
+        speed = len(steps) * self.settings.batch_tokens / seconds
+        flops = speed * self._flops_per_token(module, steps)
+
+        row = {"tokens_per_second": speed, "tflops_per_second": flops / 1e12}
+        peak = self.settings.peak_tflops or peak_tflops(module.device)
+        if peak is not None:
+            row["mfu"] = flops / (peak * 1e12 * trainer.world_size)
+        return row
 
     def _flops_per_token(self, module: DualPathModule, steps: range) -> float:
         """The mean over steps, whose loops may differ."""
