@@ -13,7 +13,7 @@ All strategies write the same names and format, and nothing is pickled.
 import json
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -78,14 +78,7 @@ def write_checkpoint(checkpoint: dict[str, Any], folder: Path, alone: bool) -> N
         if alone or torch.distributed.get_rank() == 0:
             write_text(folder / STATE, text)
 
-        # A file for each layer, and for each other parameter.
-        numbers: dict[str, int] = {}
-        files: dict[str, int] = {}
-        for name in tensors:
-            unit = re.search(r"blocks\.\d+\.|[^.]+\.[^.]+$", name)
-            shared = unit[0] if unit else name
-            files[name] = numbers.setdefault(shared, 1 + len(numbers))
-
+        files = _files_of(tensors)
         writer = dcp.HuggingFaceStorageWriter(str(folder), files, save_distributed=True)
         try:
             with in_one_process() if alone else nullcontext():
@@ -95,6 +88,18 @@ def write_checkpoint(checkpoint: dict[str, Any], folder: Path, alone: bool) -> N
             if isinstance(cause, OSError | RuntimeError):
                 raise cause from None
             raise RuntimeError(f"{type(cause).__name__}: {cause}") from None
+
+
+def _files_of(names: Iterable[str]) -> dict[str, int]:
+    """The number, from 1 on, of each tensor's file: a layer has a file, and each other
+    parameter, with its optimizer's state."""
+    numbers: dict[str, int] = {}
+    files: dict[str, int] = {}
+    for name in names:
+        found = re.search(r"blocks\.\d+\.|[^.]+\.[^.]+$", name)
+        shared = found[0] if found else name
+        files[name] = numbers.setdefault(shared, 1 + len(numbers))
+    return files
 
 
 def read_checkpoint(folder: Path) -> dict[str, Any]:
