@@ -601,14 +601,18 @@ def early_stopping(**arguments: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "arguments", [{"monitor": "val/held_out/los"}, {"patience": 3}]
+    ("arguments", "hint"),
+    [
+        ({"monitor": "val/held_out/los"}, "did you mean 'val/held_out/loss'?"),
+        ({"patience": 3}, "monitor"),
+    ],
 )
 def test_a_callback_that_cannot_work_is_named_before_training(
-    arguments, refused, tmp_path
+    arguments, hint, refused, tmp_path
 ):
-    assert "EarlyStopping" in refused(
-        trainer={"callbacks": [early_stopping(**arguments)]}
-    )
+    said = refused(trainer={"callbacks": [early_stopping(**arguments)]})
+    assert "EarlyStopping" in said
+    assert hint in said
     assert not (tmp_path / "runs").exists()
 
 
