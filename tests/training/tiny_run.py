@@ -247,7 +247,6 @@ def write_home(folder: Path) -> None:
         "id": "1",
         "step": 2,
         "model": resolved["model"],
-        "rows": {},
         "tokenizer": manifest.tokenizer,
         "data_fingerprint": manifest.fingerprint,
     }
