@@ -25,6 +25,7 @@ import numpy as np
 import torch
 
 from dualpath_cli.base.seeds import seed_from
+from dualpath_cli.data.windows import padded
 from dualpath_cli.decoding.early_exit import Schedule
 from dualpath_cli.model import RoutingTrace
 from dualpath_cli.report.bootstrap import Floats
@@ -46,7 +47,8 @@ class StepCounts:
 
     def __init__(self, config: ModelConfig) -> None:
         self._applications = config.applications()
-        bins = 1 + int(bins_of(config.max_seq_len).max())
+        positions = padded(config.max_seq_len)  # of the longest batch
+        bins = 1 + int(bins_of(positions).max())
         shape = (1 + len(self._applications), bins)
         self.steps_AP = torch.zeros(shape, dtype=torch.float64)
         self.takers_AP = torch.zeros(shape, dtype=torch.float64)

@@ -6,6 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dualpath_cli.data.windows import collate
 from dualpath_cli.decoding.decoding_pass import forward
 from dualpath_cli.model import Intervention, RoutingTrace
 from dualpath_cli.study.ablation.schedules import (
@@ -87,6 +88,16 @@ def test_means_are_those_of_the_tokens_that_take_a_step_or_a_repetition(config):
         for number_of_bin, of_bin in taken.items():
             assert placed[place, number_of_bin] == pytest.approx(np.mean(of_bin))
     assert (counts.takers_AP[-1].sum() > 0) == (config.core is not None)
+
+
+def test_a_batch_of_a_short_model_is_padded_beyond_its_length():
+    config = small(loops=4, max_seq_len=4)
+    tokens, _ = collate([np.arange(1 + config.max_seq_len)])
+    trace = RoutingTrace()
+    forward(with_weights(config), tokens, trace=trace)
+    counts = StepCounts(config)
+    counts.add(trace, torch.ones_like(tokens, dtype=torch.bool))
+    assert counts.takers_AP.sum(1).tolist() == [16.0, 16.0, 0.0]
 
 
 def test_a_schedule_depends_on_the_window_and_not_on_its_batch():
