@@ -142,24 +142,25 @@ def _cluster(description: Description) -> Cluster:
     seq_len = description.seq_len
     batch_tokens = options.batch_tokens or run.batch_tokens
 
+    sequences, rest = divmod(batch_tokens, seq_len)
+
     gpus = options.gpus
     if "gpus" not in options.given:
         # the most that get equally many sequences of a step
-        gpus = gcd(gpus, batch_tokens // seq_len)
+        gpus = gcd(gpus, max(1, sequences))
+    if not sequences or rest or sequences % gpus:
+        raise UserError(_uneven_batch(batch_tokens, seq_len, gpus))
 
     shard_size = options.shard_size or run.shard_size or gcd(8, gpus)
     if gpus % shard_size:
         raise UserError(
             f"--shard-size {shard_size} must divide --gpus {gpus}; "
-            f"{gcd(shard_size, gpus)} would"
+            f"{_largest_divisor(gpus, shard_size)} would"
         )
 
-    sequences, rest = divmod(batch_tokens, seq_len)
-    if not sequences or rest or sequences % gpus:
-        raise UserError(_uneven_batch(batch_tokens, seq_len, gpus))
     sequences_per_gpu = sequences // gpus
-    most = min(sequences_per_gpu, options.micro_batch or run.micro_batch)
-    micro_batch = next(n for n in range(most, 0, -1) if sequences_per_gpu % n == 0)
+    most = options.micro_batch or run.micro_batch
+    micro_batch = _largest_divisor(sequences_per_gpu, most)
 
     checkpointing = run.activation_checkpointing
     return Cluster(
@@ -173,6 +174,11 @@ def _cluster(description: Description) -> Cluster:
         backprop_loops=run.backprop_loops,
         loop_losses=run.loop_losses > 0,
     )
+
+
+def _largest_divisor(whole: int, most: int) -> int:
+    """The largest divisor of a number that is at most `most`."""
+    return next(n for n in range(min(whole, most), 0, -1) if whole % n == 0)
 
 
 def _uneven_batch(batch_tokens: int, seq_len: int, gpus: int) -> str:
