@@ -21,6 +21,7 @@ from lightning.pytorch.strategies import Strategy
 
 from dualpath_cli.model import RoutingTrace
 from dualpath_cli.model.loss import IGNORE
+from dualpath_cli.model.routing import LayerTrace
 from dualpath_cli.report.bootstrap import RESAMPLES, Floats
 from dualpath_cli.spec.config import ModelConfig
 from dualpath_cli.study.parts_of_speech import UPOS
@@ -94,18 +95,21 @@ def most_steps(config: ModelConfig) -> int:
     return max(layer.loops for layer in config.layers if layer.block == "dual")
 
 
-def dual_layers(trace: RoutingTrace) -> torch.Tensor:
+def most_experts(config: ModelConfig) -> int:
+    """C, the experts of a token in a layer with gates; 0 if all of them are dense."""
+    return config.top_k if any(experts_by_place(config)) else 0
+
+
+def _gated_layers(trace: RoutingTrace) -> list[LayerTrace]:
+    """The traces of places."""
+    return [layer for layer in trace.layers if layer.gate_deep is not None]
+
+
+def dual_layers(trace: RoutingTrace, loops: int) -> torch.Tensor:
     """The read-outs of the layers with gates: (B, T, L, READOUTS and K STEP_READOUTS
-    each).
-
-    K is the largest number of steps of a layer.
-    """
-    dual = [layer for layer in trace.layers if layer.gate_deep is not None]
-    weights = [layer.step_weights for layer in dual if layer.step_weights is not None]
-    loops = max(layer_weights.shape[-1] for layer_weights in weights)
-
+    each); `loops` is K."""
     layers = []
-    for layer in dual:
+    for layer in _gated_layers(trace):
         values = [getattr(layer, name) for name in READOUTS]
         columns = [torch.stack(values, -1)]
         for name, blank in STEP_READOUTS.items():
@@ -118,19 +122,13 @@ def dual_layers(trace: RoutingTrace) -> torch.Tensor:
     return torch.stack(layers, 2)
 
 
-def experts_of(trace: RoutingTrace) -> tuple[torch.Tensor, torch.Tensor]:
+def experts_of(trace: RoutingTrace, chosen: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The experts of each token in the layers with gates, and their weights: (B, T, L,
-    C) each.
-
-    A dense layer has -1 and nan; C is 0 if all are dense.
-    """
-    dual = [layer for layer in trace.layers if layer.gate_deep is not None]
+    C) each, -1 and nan in a dense layer; `chosen` is C."""
+    dual = _gated_layers(trace)
     gate_BT = dual[0].gate_deep
     assert gate_BT is not None
-    experts = [layer.experts for layer in dual if layer.experts is not None]
-    most = max((layer_experts.shape[-1] for layer_experts in experts), default=0)
-
-    shape = (*gate_BT.shape, len(dual), most)
+    shape = (*gate_BT.shape, len(dual), chosen)
     chosen_BTLC = torch.full(shape, -1, device=gate_BT.device)
     weights_BTLC = torch.full(shape, math.nan, device=gate_BT.device)
     for place, layer in enumerate(dual):

@@ -54,6 +54,7 @@ from dualpath_cli.study.routing.readouts import (
     facts_of_places,
     gated_places,
     is_text,
+    most_experts,
     most_steps,
 )
 from dualpath_cli.study.routing.report import write_report
@@ -95,12 +96,13 @@ class RoutingPass(Pass):
         super().begin(module, files)
         config = module.config
         n_layers = len(gated_places(config))
-        loops = most_steps(config)
         self._clusters = clusters_of(self.windows)
         self._experts = experts_by_place(config)
+        self._loops = most_steps(config)
+        self._chosen = most_experts(config)
         self._repetitions = core_repetitions(config)
         self._sums = RoutingSums(
-            n_layers, loops, max(self._experts), module.device, self._repetitions
+            n_layers, self._loops, max(self._experts), module.device, self._repetitions
         )
 
         loss = module.train_loss.clone()  # empty, as nothing was trained
@@ -110,10 +112,8 @@ class RoutingPass(Pass):
         self._table: TokenTable | None = None
         if module.trainer.is_global_zero:
             path = self.path.with_suffix(self.table)
-            chosen = config.top_k if any(self._experts) else 0
-            table = token_table(
-                path, self.token_values, n_layers, loops, chosen, self._repetitions
-            )
+            sizes = (n_layers, self._loops, self._chosen, self._repetitions)
+            table = token_table(path, self.token_values, *sizes)
             self._table = files.enter_context(table)
 
     def step(
@@ -123,8 +123,8 @@ class RoutingPass(Pass):
         nll_BT = self.model(tokens, targets, trace=trace)
         self._loss.update(nll_BT, targets)
 
-        values = dual_layers(trace)
-        chosen, expert_weights = experts_of(trace)
+        values = dual_layers(trace, self._loops)
+        chosen, expert_weights = experts_of(trace, self._chosen)
         text_BT = is_text(tokens, targets, self._loss.bytes_of_token)
         weights_BR = self._weights(places).to(tokens.device)
         tags_BT = self._tags(places, tokens.shape[1]).to(tokens.device)

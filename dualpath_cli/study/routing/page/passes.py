@@ -36,9 +36,9 @@ from dualpath_cli.study.routing.page import tokens_with_room
 from dualpath_cli.study.routing.page.examples import details_of
 from dualpath_cli.study.routing.readouts import (
     core_repetitions,
-    experts_by_place,
     gated_places,
     is_text,
+    most_experts,
     most_steps,
 )
 from dualpath_cli.training.module import DualPathModule
@@ -70,7 +70,7 @@ def page_passes(
     places = len(gated_places(config))
     in_all_layers = [change for change in changes if change.layers is None]
     forced = len(in_all_layers) * (1 + places)
-    chosen = config.top_k if any(experts_by_place(config)) else 0
+    chosen = most_experts(config)
     room = tokens_with_room(
         shown, places, most_steps(config), forced, core_repetitions(config), chosen
     )
@@ -248,9 +248,7 @@ def _states_by_place(
 
     A layer of fewer steps than another repeats its last one.
     """
-    gated = [layer for layer in trace.layers if layer.gate_deep is not None]
-    most = max(len(layer.deep_states) for layer in gated)
-
+    most = most_steps(config)
     for layer, output in zip(trace.layers, _outputs(trace, config), strict=True):
         if layer.gate_deep is None:
             continue
