@@ -70,9 +70,7 @@ def _exit_or_schedule(pass_: AblationPass, learned: AblationPass) -> Result:
     over_exit = beside_exit[0] if beside_exit else UNKNOWN
     return result_of(
         pass_,
-        difference=cost.value,
-        low=cost.low,
-        high=cost.high,
+        cost,
         over_exit=over_exit.value,
         over_exit_low=over_exit.low,
         over_exit_high=over_exit.high,
@@ -96,11 +94,9 @@ def _with_read_outs(pass_: ReadOutPass, learned: ReadOutPass) -> list[Result]:
         repaired = share if is_costly and name != AS_TRAINED else UNKNOWN
         row = result_of(
             pass_,
+            cost,
             NATS[name],
             read_out=name,
-            difference=cost.value,
-            low=cost.low,
-            high=cost.high,
             repaired=repaired.value,
             repaired_low=repaired.low,
             repaired_high=repaired.high,

@@ -101,14 +101,15 @@ def compare(passes: Sequence[AblationPass]) -> list[Result]:
     one's."""
     learned = passes[0]
     pairs = [(pass_, learned, "nats") for pass_ in passes]
-    return [
-        result_of(pass_, difference=cost.value, low=cost.low, high=cost.high)
-        for pass_, cost in zip(passes, estimates(*differences(pairs)), strict=True)
-    ]
+    costs = estimates(*differences(pairs))
+    return [result_of(pass_, cost) for pass_, cost in zip(passes, costs, strict=True)]
 
 
-def result_of(pass_: AblationPass, nats: str = "nats", **differences: Any) -> Result:
-    """A result with the means of a pass, the loss of those called `nats`."""
+def result_of(
+    pass_: AblationPass, cost: Estimate, nats: str = "nats", **of_depth: Any
+) -> Result:
+    """A result with the means of a pass, the loss of those called `nats`, and the cost
+    beside the learned router; `of_depth` are the fields of the suite `depth`."""
     n_tokens = pass_.windows.n_tokens
 
     def per_token(name: str) -> float:
@@ -120,12 +121,15 @@ def result_of(pass_: AblationPass, nats: str = "nats", **differences: Any) -> Re
         intervention=pass_.row.intervention,
         source=pass_.source,
         loss=per_token(nats),
+        difference=cost.value,
+        low=cost.low,
+        high=cost.high,
         expected_loops=per_token("loops"),
         passes=per_token("passes"),
         loops_run=float(pass_.arrays["loops_run"]),
         expected_core_loops=per_token("core_loops"),
         core_loops_run=float(pass_.arrays.get("core_loops_run", math.nan)),
-        **differences,
+        **of_depth,
     )
 
 
