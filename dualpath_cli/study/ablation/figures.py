@@ -21,6 +21,7 @@ from dualpath_cli.report.figures import (
     source_styles,
     thinned,
 )
+from dualpath_cli.spec.config import ModelConfig
 from dualpath_cli.spec.intervention import Intervention
 from dualpath_cli.study.ablation.options import BASELINE, DEPTH, SHORTER
 from dualpath_cli.study.ablation.scores import AS_TRAINED, Result
@@ -30,20 +31,13 @@ DIFFERENCE = "loss minus that of the learned router (nats per token)"
 
 
 def draw_figures(
-    folder: Path,
-    results: Sequence[Result],
-    loops: int | None,
-    core_loops: int | None = None,
+    folder: Path, results: Sequence[Result], model: ModelConfig
 ) -> list[Path]:
     """Writes each figure with rows in the results, as PNG and PDF; returns their
-    paths.
-
-    `loops` is the trained K, None if layers differ; `core_loops` the trained R, None
-    without a core.
-    """
+    paths."""
     figures = {
-        "forced_loops": _forced(results, FORCED_LOOPS, loops),
-        "forced_core_loops": _forced(results, FORCED_CORE_LOOPS, core_loops),
+        "forced_loops": _forced(results, FORCED_LOOPS, model.same_loops),
+        "forced_core_loops": _forced(results, FORCED_CORE_LOOPS, model.core_loops),
         "layers": _layers(results),
         "passes": _passes(results),
         # `depth` is a figure of routing, which may be in the same folder.

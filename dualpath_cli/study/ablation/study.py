@@ -26,7 +26,6 @@ from dualpath_cli.data.windows import Windows
 from dualpath_cli.report import bootstrap
 from dualpath_cli.report.bootstrap import clusters_of
 from dualpath_cli.report.table import Table, format_csv, markdown, show, without_nan
-from dualpath_cli.spec.config import ModelConfig
 from dualpath_cli.study import bench
 from dualpath_cli.study.ablation import read_outs, schedules
 from dualpath_cli.study.ablation.depth import Division, depth_passes, divide
@@ -113,8 +112,7 @@ def ablate(session: Session[RunLaunch]) -> None:
     for source in module.sources:
         whole.extend(ablation.finished[source])
     paths = write_results(options.folder, report, whole)
-    core_loops = _trained_core_loops(model)
-    paths += draw_figures(options.folder, whole.results, model.same_loops, core_loops)
+    paths += draw_figures(options.folder, whole.results, model)
     session.say("\n".join(map(str, paths)))
 
 
@@ -246,9 +244,7 @@ class Ablation(bench.Study[bench.Pass]):
                 if source_excesses:
                     tables.append(excess_table(title, source_excesses))
             else:
-                core_loops = _trained_core_loops(self._model)
-                table = source_table(title, rows, self._model.same_loops, core_loops)
-                tables.append(table)
+                tables.append(source_table(title, rows, self._model))
 
         return tables
 
@@ -258,11 +254,6 @@ def _title(source: str, windows: Windows) -> str:
         f"{source}: nats per token over {windows.n_tokens:,} tokens, "
         f"{clusters_of(windows)}"
     )
-
-
-def _trained_core_loops(model: ModelConfig) -> int | None:
-    """R; None without a core."""
-    return None if model.core is None else model.core_loops
 
 
 def write_results(

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from dualpath_cli.report.table import Column, Table, interval
+from dualpath_cli.spec.config import ModelConfig
 from dualpath_cli.spec.intervention import Intervention
 from dualpath_cli.study.ablation.options import GATES, SHORTER
 from dualpath_cli.study.ablation.scores import Excess, Result
@@ -16,17 +17,8 @@ LAST_LAYER = (
 )
 
 
-def source_table(
-    title: str,
-    results: Sequence[Result],
-    loops: int | None,
-    core_loops: int | None = None,
-) -> Table:
-    """A table of one source's rows.
-
-    `loops` is the trained K, None if layers differ; `core_loops` the trained R, None
-    without a core.
-    """
+def source_table(title: str, results: Sequence[Result], model: ModelConfig) -> Table:
+    """A table of one source's rows."""
     columns = [
         Column("intervention"),
         Column("loss", ".4f"),
@@ -34,7 +26,7 @@ def source_table(
         Column("95 % interval", interval("+.4f")),
     ]
     shows_compute = results[-1].suite in SHORTER
-    shows_core = shows_compute and core_loops is not None
+    shows_core = shows_compute and model.core is not None
     if shows_compute:
         columns += [Column(name, ".2f") for name in ("loops", "loops run", "passes")]
     if shows_core:
@@ -42,7 +34,7 @@ def source_table(
 
     rows = []
     for result in results:
-        name = label(result.intervention, loops, core_loops)
+        name = label(result.intervention, model)
         ends = (result.low, result.high)
         row = [name, result.loss, result.difference, ends]
         if shows_compute:
@@ -210,19 +202,15 @@ def by_layer(
     return overrides, layers, differences
 
 
-def label(
-    intervention: Intervention, loops: int | None, core_loops: int | None = None
-) -> str:
-    """An intervention's name and, in brackets, its meaning.
+def label(intervention: Intervention, model: ModelConfig) -> str:
+    """An intervention's name and, in brackets, its meaning."""
+    as_trained = [Intervention(core_loops=model.core_loops)]
+    if model.same_loops is not None:
+        as_trained.append(Intervention(loops=model.same_loops))
 
-    `loops` and `core_loops` are those of `source_table`.
-    """
     meaning = meaning_of(intervention)
-    if loops is not None and intervention == Intervention(loops=loops):
+    if intervention in as_trained:
         meaning = "as trained"
-    if core_loops is not None and intervention == Intervention(core_loops=core_loops):
-        meaning = "as trained"
-
     return f"{intervention.name} ({meaning})" if meaning else intervention.name
 
 

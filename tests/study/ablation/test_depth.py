@@ -324,7 +324,7 @@ def test_a_figure_has_a_line_for_each_way_to_fewer_steps(
         (Intervention(halting=0.5, blind="position"), 3.0),
     ]
     results = [row for change, passes in changes for row in rows(change, passes)]
-    draw_figures(tmp_path, results, 3)
+    draw_figures(tmp_path, results, TINY)
     figure = figures["fewer_steps"]
     assert figure is not None
     (ax,) = figure.axes

@@ -335,7 +335,8 @@ EXCESS = {
 
 
 def test_each_suite_has_its_columns():
-    shorter = source_table("title", [result(), result(suite="halting", halting=0.1)], 4)
+    rows = [result(), result(suite="halting", halting=0.1)]
+    shorter = source_table("title", rows, TINY)
     assert shorter.rows[1] == ["halting=0.1", 2.5, 0.5, (0.25, 0.75), 1.5, 2.0, 2.25]
     table = excess_table("title", [EXCESS])
     forced = [
@@ -371,24 +372,25 @@ def test_losses_that_are_no_numbers_do_not_stop_the_figures(tmp_path, drawn):
         result(suite="halting", halting=0.5),
     ]
     rows = [dataclasses.replace(row, difference=NAN, low=NAN, high=NAN) for row in rows]
-    assert len(draw_figures(tmp_path, rows, 2)) == 6
+    assert len(draw_figures(tmp_path, rows, TINY)) == 6
     # Figures of suites that are no longer asked for go.
-    draw_figures(tmp_path, rows[:3], 2)
+    draw_figures(tmp_path, rows[:3], TINY)
     assert {path.stem for path in tmp_path.iterdir()} == {"forced_loops"}
 
 
 def test_forced_repetitions_are_drawn_and_the_trained_number_is_named(tmp_path, drawn):
     rows = [result(), result(core_loops=1), result(core_loops=2)]
-    draw_figures(tmp_path, rows, None, 2)
+    repeated = dataclasses.replace(TINY, core=[1, 2], core_loops=2)
+    draw_figures(tmp_path, rows, repeated)
     assert {path.stem for path in tmp_path.iterdir()} == {"forced_core_loops"}
-    table = source_table("title", rows, None, 2)
+    table = source_table("title", rows, repeated)
     assert [row[0] for row in table.rows] == ["learned", "R=1", "R=2 (as trained)"]
     halted = dataclasses.replace(
         result(suite="halting", halting=0.1),
         expected_core_loops=1.25,
         core_loops_run=3.0,
     )
-    assert source_table("title", [halted], 4, 2).rows[0][-2:] == [1.25, 3.0]
+    assert source_table("title", [halted], repeated).rows[0][-2:] == [1.25, 3.0]
 
 
 KINDS = ("png", "pdf")
