@@ -62,30 +62,26 @@ def _forced(
     results: Sequence[Result], number: Forced, trained: int | None
 ) -> Figure | None:
     """Difference to the learned router over a forced number, without other overrides: a
-    line for each source, the trained number marked."""
-
-    def count_of(result: Result) -> int:
-        return getattr(result.intervention, number.field) or 0
-
-    forced = []
+    line for each source, the trained number marked (None: layers differ)."""
+    by_source: dict[str, dict[int, Result]] = {}
     for result in results:
-        count = count_of(result)
-        only_this: dict[str, Any] = {number.field: count or None}
-        is_forced = count and result.intervention == Intervention(**only_this)
-        # The suite scores fewer documents.
-        if is_forced and result.suite != DEPTH:
-            forced.append(result)
+        count = getattr(result.intervention, number.field)
+        # The suite `depth` scores fewer documents.
+        if count is None or result.suite == DEPTH:
+            continue
+        only_this: dict[str, Any] = {number.field: count}
+        if result.intervention == Intervention(**only_this):
+            by_source.setdefault(result.source, {})[count] = result
 
-    counts = sorted({count_of(result) for result in forced})
+    counts = sorted({count for by_count in by_source.values() for count in by_count})
     if len(counts) < 2:
         return None
 
     figure, axes = panels(5.2, 3.6)
     ax = axes[0, 0]
-    sources = dict.fromkeys(result.source for result in forced)
-    for source, style in zip(sources, source_styles(), strict=False):
-        line = [result for result in forced if result.source == source]
-        x = [count_of(result) for result in line]
+    for source, style in zip(by_source, source_styles(), strict=False):
+        x = list(by_source[source])
+        line = list(by_source[source].values())
         low = [result.low for result in line]
         high = [result.high for result in line]
         ax.fill_between(x, low, high, color=style["color"], alpha=0.2, linewidth=0)
