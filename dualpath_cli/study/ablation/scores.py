@@ -164,7 +164,8 @@ def _excess(
     the excess is nan.
     """
     windows = learned.windows
-    class_tokens_W = np.array([mask.sum() for mask in overridden.masks or []])
+    assert overridden.masks is not None
+    class_tokens_W = np.array([mask.sum() for mask in overridden.masks])
     class_tokens = int(class_tokens_W.sum())
 
     learned_W = learned.arrays["nats"]

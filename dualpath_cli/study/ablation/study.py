@@ -241,8 +241,7 @@ class Ablation(bench.Study[bench.Pass]):
                 has_no_scale = last.block == "dual" and last.core_loops == 1
                 tables.append(layer_table(title, rows[1:], has_no_scale))
             elif suite == "token-classes":
-                if source_excesses:
-                    tables.append(excess_table(title, source_excesses))
+                tables.append(excess_table(title, source_excesses))
             else:
                 tables.append(source_table(title, rows, self._model))
 

@@ -186,7 +186,7 @@ def _numbers(
 
     if "said" in first:
         # The last place is that of id -1, no token.
-        place_of_id = np.full(2 + max(0, ids.max(initial=0)), -1)
+        place_of_id = np.full(2 + ids.max(initial=0), -1)
         place_of_id[ids] = np.arange(len(ids))
         percents = 100 * joined("shares").astype(np.float64)
         found["next"] = numbers(place_of_id[joined("next_ids")], WHOLE)
