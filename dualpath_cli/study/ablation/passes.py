@@ -104,8 +104,10 @@ class AblationPass(RowPass):
             "loops": _loops_of_tokens(trace),
             "passes": _passes_of_tokens(trace, self._module.config.n_layers),
         }
-        if self._module.config.core is not None:
-            of_tokens["core_loops"] = _repetitions_of_tokens(trace)
+        core = []
+        if trace.core is not None:
+            core.append(trace.core)
+            of_tokens["core_loops"] = trace.core.expected_loops
         sums = {
             name: _window_sums(values_BT, batch.scored).tolist()
             for name, values_BT in of_tokens.items()
@@ -115,7 +117,6 @@ class AblationPass(RowPass):
 
         # A batch of padding, which only fills up a rank's share, halts at once.
         counts = bool(batch.scored.any())
-        core = [] if trace.core is None else [trace.core]
         loops_run = _loops_run(trace.layers) if counts else math.nan
         core_loops_run = _loops_run(core) if counts else math.nan
         self._loops_run.append((loops_run, core_loops_run))
@@ -187,7 +188,7 @@ def _window_sums(
         shape = (len(scored_BT),)
         return torch.full(shape, math.nan, device=scored_BT.device, dtype=torch.float64)
 
-    return (values_BT * scored_BT).sum(1)
+    return (values_BT.double() * scored_BT).sum(1)
 
 
 def _loops_of_tokens(trace: RoutingTrace) -> torch.Tensor | None:
@@ -211,13 +212,6 @@ def _passes_of_tokens(trace: RoutingTrace, n_layers: int) -> torch.Tensor:
     those of all repetitions."""
     passes = [layer.passes.double() * takes(trace, layer) for layer in trace.layers]
     return torch.stack(passes).sum(0) / n_layers
-
-
-def _repetitions_of_tokens(trace: RoutingTrace) -> torch.Tensor | None:
-    """Each token's expected repetitions of the core, (B, T); None without a core."""
-    if trace.core is None or trace.core.expected_loops is None:
-        return None
-    return trace.core.expected_loops.double()
 
 
 def takes(trace: RoutingTrace, layer: LayerTrace) -> torch.Tensor:
