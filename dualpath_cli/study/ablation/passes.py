@@ -157,11 +157,9 @@ class AblationPass(RowPass):
         }
 
         runs = list(chain.from_iterable(from_all_ranks(self._loops_run)))
-        loops_run, core_loops_run = (
-            float(torch.tensor(of_batches).nanmean())
-            for of_batches in zip(*runs, strict=True)
-        )
-
+        # Without a type they would get that of the trainer's precision.
+        runs_N2 = torch.tensor(runs, dtype=torch.float64)
+        loops_run, core_loops_run = runs_N2.nanmean(0).tolist()
         arrays["loops_run"] = np.array(loops_run)
         if self._module.config.core is not None:
             arrays["core_loops_run"] = np.array(core_loops_run)

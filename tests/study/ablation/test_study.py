@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -178,6 +179,7 @@ def test_a_core_is_forced_from_one_repetition_to_one_more_than_it_was_trained_wi
 
 # Numbers
 
+NAN = float("nan")
 LONG_AND_SHORT = Windows([np.zeros(1 + tokens, np.int64) for tokens in (8, 2)] * 10)
 """Ten of each, the longer ones first."""
 
@@ -248,6 +250,20 @@ def test_the_excess_is_over_the_mean_of_random_tokens_and_per_forced_token():
     )
 
 
+def test_loops_that_batches_ran_are_exact_under_any_default_type():
+    """Lightning sets it by the precision."""
+    pass_ = AblationPass("text", LONG_AND_SHORT, LEARNED.row)
+    pass_._module = SimpleNamespace(config=TINY)
+    pass_._sums = {place: {"nats": 1.0} for place in range(20)}
+    pass_._loops_run = [(steps, NAN) for steps in (2.0, 3.0, NAN, 3.0)]
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        arrays = pass_.end()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert float(arrays["loops_run"]) == pytest.approx(8 / 3)
+
+
 @given(st.integers(0, 1000), st.integers(1, 4))
 def test_a_token_passes_the_layers_of_the_repetitions_that_it_took(seed, repetitions):
     """Against a loop over tokens: a wide layer, a dual one that repeats, a loop."""
@@ -286,8 +302,6 @@ def test_a_token_passes_the_layers_of_the_repetitions_that_it_took(seed, repetit
 
 
 # Tables and files
-
-NAN = float("nan")
 
 
 def result(
