@@ -1,7 +1,7 @@
 """The figures of `dualpath routing`: by depth, of gates, by part of speech, of a
 core."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -197,10 +197,11 @@ def _densities(
     return densities
 
 
-def _end_of_contributions(densities: Iterable[Floats]) -> float:
+def _end_of_contributions(densities: Sequence[Floats]) -> float:
     """The end of the axes of contributions, just past the last bin with a token."""
-    used = [np.flatnonzero(density.sum(0) + density.sum(1)) for density in densities]
-    last = max((int(bins[-1]) for bins in used if len(bins)), default=0)
+    has_tokens = np.any(densities, axis=0)  # (deep, wide)
+    on_either_axis = has_tokens.any(0) | has_tokens.any(1)
+    last = int(np.flatnonzero(on_either_axis).max(initial=0))
     bins = min(CONTRIBUTION_BINS, int(1.05 * last) + 2)
     return CONTRIBUTION_END * bins / CONTRIBUTION_BINS
 
