@@ -97,7 +97,6 @@ def _print(printed: PrintedTable) -> None:
 def _name_idle_options(options: Flops) -> None:
     """On stderr, so that JSON on stdout stays loadable."""
     block = f"on block '{options.block}'"
-    has_steps = options.block != "wide" and options.loops > 1
 
     # each with the reason for which it is idle
     idle: dict[str, str] = {}
@@ -106,12 +105,12 @@ def _name_idle_options(options: Flops) -> None:
     if options.block != "dual":
         idle["alpha"] = block
     if options.block == "wide":
-        idle["no_deep_ffn"] = block
+        idle |= dict.fromkeys(("no_deep_ffn", "untied_steps", "step_kv"), block)
         if options.match != "total":
             idle["loops"] = block
-    if not has_steps:
-        steps = f"{block} with --loops 1" if options.block != "wide" else block
-        idle |= dict.fromkeys(("untied_steps", "step_kv"), steps)
+    elif options.loops == 1:
+        names = ("untied_steps", "step_kv")
+        idle |= dict.fromkeys(names, f"{block} with --loops 1")
     if options.core is None:
         names = ("core_loops", "injection", "core_combination")
         idle |= dict.fromkeys(names, "without --core and --core-loops above 1")
@@ -394,13 +393,13 @@ def _notes(description: Description) -> list[str]:
     if target := description.target:
         exact_deep, exact_wide = target.exact_widths()
         exact = {"d_ffn": exact_deep, "d_ffn_wide": exact_wide}
-        raised = {name: getattr(description.config, name) for name in exact}
-        notes += [
-            f"Above its share: {name} is raised to {raised[name]}, the smallest "
-            "multiple with a channel; the exact effective width is "
-            f"{float(exact[name] or 0):.1f}."
-            for name in description.clamped
-        ]
+        for name in description.clamped:
+            raised = getattr(description.config, name)
+            notes.append(
+                f"Above its share: {name} is raised to {raised}, the smallest multiple "
+                "with a channel; the exact effective width is "
+                f"{float(exact[name] or 0):.1f}."
+            )
 
     ratio = description.budget_ratio
     if description.matched and ratio is not None and abs(ratio - 1) > TOLERANCE:
