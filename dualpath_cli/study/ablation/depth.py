@@ -92,9 +92,9 @@ def divide(source: str, windows: Windows, multiple_of: int) -> Division:
 
     wanted = min(windows.n_tokens / 2, MOST_TOKENS)
     count = int(np.searchsorted(ends, wanted)) + 1
-    # What is scored keeps enough of them for an interval.
-    spare = len(units) - LEAST_CLUSTERS
-    count = min(count, spare if spare > 0 else len(units) - 1)
+    # What is scored keeps enough of them for an interval, where there are more.
+    kept = LEAST_CLUSTERS if len(units) > LEAST_CLUSTERS else 1
+    count = min(count, len(units) - kept)
 
     def part(chosen: npt.NDArray[np.integer]) -> Windows:
         places = np.flatnonzero(np.isin(of_window, chosen)).tolist()

@@ -104,12 +104,8 @@ def schedule_of(
 ) -> Schedule:
     """The schedule of a batch, by the numbers of its windows in the source."""
     count = len(means_AP)
-    offsets_BA = np.stack(
-        [
-            np.random.default_rng(seed_from(SEED, source, number)).random(count)
-            for number in windows
-        ]
-    )
+    draws = [np.random.default_rng(seed_from(SEED, source, n)) for n in windows]
+    offsets_BA = np.stack([draw.random(count) for draw in draws])
     means_AT = means_AP[:, bins_of(length).numpy()]
     planned_ABT = planned_steps(means_AT, offsets_BA)
 
