@@ -189,7 +189,7 @@ class ReadOutPass(AblationPass):
             with torch.autocast(z_BTD.device.type, enabled=False):
                 states[f"nats_{name}"] = read_out(z_BTD.float()).to(z_BTD.dtype)
         return {
-            name: self.model.loss(state_BTD, self._head, batch.targets).double()
+            name: self.model.loss(state_BTD, self._head, batch.targets)
             for name, state_BTD in states.items()
         }
 

@@ -133,7 +133,7 @@ class AblationPass(RowPass):
             token_mask=batch.overridden,
             schedule=self.schedule(batch),
         )
-        return {"nats": nll_BT.double()}
+        return {"nats": nll_BT}
 
     def schedule(self, batch: ScoredBatch) -> Schedule | None:
         """The schedule of a blind exit; None for all other interventions."""
