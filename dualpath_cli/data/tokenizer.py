@@ -237,7 +237,9 @@ def _read_folder(folder: Path, origin: str) -> Definition:
         definition = read_json(folder / TOKENIZER)
         config = folder / "tokenizer_config.json"
         if config.exists():
-            name_end_of_text(definition, read_json(config).get("eos_token"))
+            name = read_json(config).get("eos_token")
+            with _explaining_errors(origin):
+                name_end_of_text(definition, name)
         return definition
 
     vocab = folder / "vocab.json"

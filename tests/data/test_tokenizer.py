@@ -191,6 +191,15 @@ def test_a_models_configuration_names_an_end_of_text_that_is_not_known(
     assert (saved.eot_id, saved.fingerprint) == (named.eot_id, named.fingerprint)
 
 
+@pytest.mark.parametrize("added", [None, {"<s>": 1}])
+def test_added_tokens_of_another_form_are_one_line(definition, added, tmp_path):
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<s>"}')
+    definition["added_tokens"] = added
+    (tmp_path / "tokenizer.json").write_text(json.dumps(definition))
+    with pytest.raises(UserError, match=f"'{tmp_path}': cannot be used .* wrong type"):
+        Tokenizer.load(tmp_path)
+
+
 def test_a_panic_of_the_library_is_one_line_and_an_interrupt_none(
     definition, monkeypatch
 ):
