@@ -10,6 +10,7 @@ from rich.text import Text
 from data_prep.records import PAIRS, rows_in
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.output import amount, printable
+from dualpath_cli.data.manifest import Manifest
 from dualpath_cli.report.console import print_excerpt
 from dualpath_cli.report.table import Column, Table, show
 
@@ -17,19 +18,22 @@ SHOWN = 300  # characters of each text
 BEFORE = 60  # of them before the first difference
 
 
-def show_pairs(folder: Path, count: int, seed: int, console: Console) -> None:
-    """Prints how alike the compared pairs are, and `count` of them.
-
-    Raises UserError where the data were prepared without comparing texts.
-    """
-    path = folder / PAIRS
-    if not path.exists():
+def check_compared(manifest: Manifest, folder: Path) -> None:
+    """Raises UserError for data that were prepared without comparing texts."""
+    settings = manifest.settings
+    if settings.get("duplicates") != "near" or not settings.get("min_jaccard"):
         raise UserError(
-            f"--duplicates: '{folder}' has no {PAIRS}; `prepare --duplicates near` "
-            "with a --min-jaccard above 0 keeps pairs whose texts it compared"
+            f"--duplicates: no texts were compared for '{folder}'; `prepare "
+            "--duplicates near` with a --min-jaccard above 0 compares them, and keeps "
+            "some of the pairs"
         )
 
-    pairs = list(rows_in(path))
+
+def show_pairs(folder: Path, count: int, seed: int, console: Console) -> None:
+    """Prints how alike the compared pairs are, and `count` of them."""
+    path = folder / PAIRS
+    # There is no file where no two documents share a band.
+    pairs = list(rows_in(path)) if path.exists() else []
     console.print()
     show(console, _table(pairs), box=False)
 

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 from rich.console import Console
 
-from data_prep.compared import show_pairs
+from data_prep.compared import check_compared, show_pairs
 from dualpath_cli.base.errors import UserError
 from dualpath_cli.base.files import hash_file
 from dualpath_cli.base.output import amount
@@ -58,7 +58,8 @@ class Inspect:
 def inspect(options: Inspect) -> str:
     """Prints the content of a data folder; returns the last line.
 
-    Raises UserError if it is damaged.
+    Raises UserError if it is damaged, and for `duplicates` of data whose texts were not
+    compared.
     """
     folder = Path(options.folder)
     if is_remote(options.folder):
@@ -67,6 +68,8 @@ def inspect(options: Inspect) -> str:
         )
 
     manifest = Manifest.read(folder)
+    if options.duplicates:
+        check_compared(manifest, folder)
     manifest.check_files(folder)
     tokenizer = check_bytes(manifest, folder, "always")
 

@@ -19,11 +19,13 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_prep import fetching, packaged
 from data_prep import tokenizer as tokenizer_command
+from data_prep.records import PAIRS
 from data_prep.settings import settings_from
 from dualpath_cli.base.errors import RunFailed, UserError
 from dualpath_cli.base.files import hash_file
@@ -595,3 +597,44 @@ def test_the_report_says_what_became_of_the_documents_and_shows_them(
     assert out.endswith(
         f"{original}: intact: every byte is as it was prepared, and the counts add up\n"
     )
+
+
+def test_compared_pairs_are_counted_and_shown_also_where_there_are_none(
+    original, folder, capsys
+):
+    words = ["inspect", str(folder), "--samples", "0", "--duplicates", "9"]
+    manifest = Manifest.read(folder)
+
+    def prepared_with(**chosen: Any) -> None:
+        dataclasses.replace(manifest, settings=chosen).write(folder)
+
+    # Before any file is read: one that is missing is not named.
+    (folder / "val" / "a.jsonl").unlink()
+    for chosen in ({"duplicates": "exact"}, {"duplicates": "near", "min_jaccard": 0.0}):
+        prepared_with(**chosen)
+        assert prepare(words) == 2
+        assert "no texts were compared for" in capsys.readouterr().err
+    shutil.copy(original / "val" / "a.jsonl", folder / "val")
+
+    prepared_with(duplicates="near", min_jaccard=0.75)
+    assert prepare(words) == 0
+    assert "0 pairs whose texts were compared" in capsys.readouterr().out
+
+    texts = [f"{'same ' * 90}{word}" for word in ("one", "two")]
+    places = [{"source": "a", "file": "a.jsonl", "row": row} for row in (1, 2)]
+    pairs = [
+        {"kind": kind, "jaccard": jaccard, "places": places, "texts": texts}
+        for kind, jaccard in (("near", 0.8), ("unlike", 0.7))
+    ]
+    lines = "".join(json.dumps(pair) + "\n" for pair in pairs)
+    (folder / PAIRS).write_bytes(zstandard.compress(lines.encode()))
+    assert prepare(words) == 0
+    shown = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert {"2 pairs whose texts were compared", "0.7 to 0.8 0 1", "0.8 to 0.9 1 0"} < {
+        *shown
+    }
+    assert shown.count("a: a.jsonl row 2") == 2
+    assert {"removed, Jaccard index 0.80:", "kept, Jaccard index 0.70:"} < {*shown}
+    # Long texts are shown from before their first difference on.
+    excerpts = [line for line in shown if line.startswith("[...] same ")]
+    assert [line.split()[-1] for line in excerpts] == ["one", "two"] * 2
