@@ -224,12 +224,17 @@ def settings_from(values: Mapping[str, Any]) -> PreparationSettings:
     A source may be NAME=PATH.
     """
     keys = {key: value for key, value in values.items() if value is not None}
-    sources = keys.get("sources")
-    if isinstance(sources, list | tuple):
-        keys["sources"] = [
-            build(SourceSettings, _source_keys(source), f"sources.{n}.")
-            for n, source in enumerate(sources)
-        ]
+    sources = keys.get("sources", ())
+    if not isinstance(sources, list | tuple):
+        raise UserError(
+            "sources must be a list, each NAME=PATH or a mapping with a path, not "
+            f"'{sources!s:.60}'"
+        )
+
+    keys["sources"] = [
+        build(SourceSettings, _source_keys(source), f"sources.{n}.")
+        for n, source in enumerate(sources)
+    ]
     return build(PreparationSettings, keys)
 
 

@@ -71,6 +71,12 @@ def test_a_source_is_named_by_itself_or_by_where_it_is(spec, name, path):
     assert source.is_remote == ("hf:" in spec or "nemotron-cc" in spec)
 
 
+@pytest.mark.parametrize("sources", ["a.jsonl", {"name": "a", "path": "a.jsonl"}])
+def test_sources_that_are_not_a_list_are_told_its_form(sources):
+    with pytest.raises(UserError, match="sources must be a list, each NAME=PATH or a"):
+        settings_from({"sources": sources, "tokenizer": "t"})
+
+
 @pytest.mark.parametrize("letter", ["n", "日"])
 def test_a_name_too_long_for_its_held_out_texts_is_refused_at_once(letter):
     def named(count: int) -> str:
