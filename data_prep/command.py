@@ -117,6 +117,11 @@ class Prepare(PreparationSettings):
 
     def _check_effects(self, settings: PreparationSettings) -> None:
         """Refuses options that would change nothing."""
+        if self.workers and self.ray:
+            raise UserError(
+                "--workers counts processes of one machine; --ray needs none"
+            )
+
         if "min_jaccard" in self.given and settings.duplicates != "near":
             raise UserError(
                 "--min-jaccard has no effect without --duplicates near; add that, or "
@@ -227,9 +232,6 @@ def _engine(
         return
 
     from data_prep.ray_engine import ray_engine
-
-    if options.workers:
-        raise UserError("--workers counts processes of one machine; --ray needs none")
 
     local = [file.origin for corpus in corpora for file in corpus.files[:1]]
     must_see = [out.parent, *(path for path in local if isinstance(path, Path))]

@@ -188,6 +188,7 @@ def test_options_win_over_the_recipe(tmp_path, small_folder):
     [
         ("a.jsonl --min-jaccard 0.9", "--min-jaccard has no effect without "),
         ("a.jsonl --num-files 2", "--num-files has no effect without "),
+        ("none.jsonl --ray auto", "--workers counts processes of one machine"),
         ("a=**/*.jsonl", "would match 'out/val/a.jsonl', which may be written"),
         ("**/*.zst", "would match 'out/rejected.jsonl.zst', which may be written"),
         (
