@@ -275,7 +275,8 @@ class _Stages:
         catalogue = Catalogue.of(self.pieces, pieces, documents)
         total = int(catalogue.documents.sum())
         ranges = ranges_for(total, self.memory)
-        if ranges > 1 or total > SAY_ABOVE:
+        is_large = ranges > 1 or total > SAY_ABOVE
+        if is_large and settings.duplicates != "keep":
             say(
                 f"--duplicates {settings.duplicates}: {total:,} documents are judged "
                 f"in {amount('ranges', ranges)} of keys, each in up to "

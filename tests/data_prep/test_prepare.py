@@ -111,6 +111,14 @@ def test_repeats_of_a_source_count_in_passes_tokens_and_bytes(ask, out, tmp_path
     assert (manifest.sources[0].documents, manifest.sources[0].passes) == (20, 3)
 
 
+@pytest.mark.parametrize(("duplicates", "lines"), [("keep", 0), ("exact", 1)])
+def test_ranges_of_keys_are_said_where_keys_are_compared(
+    duplicates, lines, ask, capsys
+):
+    prepare(ask(many(20), duplicates=duplicates), memory=200)
+    assert capsys.readouterr().err.count("documents are judged in") == lines
+
+
 def test_documents_are_shuffled_by_the_seed(ask, tmp_path):
     path = write_jsonl(tmp_path / "a.jsonl", many(50))
     orders = []
