@@ -115,9 +115,7 @@ class Chunks:
         """Returns the stamp of a chunk that is as prepared."""
         path = self.folder / chunk.name
         before = stamp_of(file)
-        with explaining_read_errors(path):
-            digest, highest = _digest_and_highest_id(file, self._manifest.dtype)
-
+        digest, highest = _digest_and_highest_id(file, self._manifest.dtype)
         if stamp_of(file) != before:
             raise UserError(
                 f"{path}: is written to while it is read; wait until that has ended"
