@@ -319,7 +319,7 @@ def is_data_folder(location: str | Path) -> bool:
 
 def _no_manifest(folder: str | Path) -> UserError:
     """Says how to get a data folder where there is none, or a damaged one."""
-    if not is_remote(folder) and not Path(folder).is_dir():
+    if not is_remote(folder) and not Path(folder).exists():
         command = (
             "`dualpath prepare --source NAME=FILES --tokenizer TOKENIZER --out "
             f"{folder}`"

@@ -32,6 +32,14 @@ def verify(data: Path, how: verification.Verify = "first") -> None:
     verification.verify_chunks(data, Manifest.read(data), how)
 
 
+def test_a_file_of_texts_in_place_of_a_folder_is_told_how_to_become_one(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.touch()
+    said = f"'{path}' has no manifest.json, .* --source NAME={path} .* ANOTHER_FOLDER`"
+    with pytest.raises(UserError, match=said):
+        Manifest.read(path)
+
+
 def test_a_chunk_is_read_once_and_after_a_change(data, read):
     verify(data, "never")
     assert read == []
