@@ -73,17 +73,19 @@ def announce_downloads(
             + listed(uses)
         )
 
+    has_remote = any(source.is_remote for source in settings.sources)
+    fewer = "fewer --num-files or fewer --tokens" if has_remote else "fewer --tokens"
     for need in needs:
         if need.bytes > need.free:
             raise UserError(
                 f"{need.option} '{need.folder}': about {decimal(need.bytes)} are "
-                f"needed and {decimal(need.free)} are free; name a larger disk, fewer "
-                "--num-files or fewer --tokens"
+                f"needed and {decimal(need.free)} are free; name a larger disk, or "
+                f"{fewer}"
             )
     if download > ASK_ABOVE and not yes:
         raise UserError(
             f"about {decimal(download)} would be downloaded; add --yes (make: YES=1), "
-            "or name fewer --num-files or fewer --tokens"
+            f"or name {fewer}"
         )
     return [len(own) for own in files]
 
