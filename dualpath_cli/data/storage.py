@@ -111,7 +111,8 @@ def download(url: str, path: Path, sha256: str) -> None:
 
         if hash_file(partial) != sha256:
             raise UserError(
-                f"{url}: changed since it was prepared (its sha256 differs)"
+                f"{url}: changed since it was prepared (its sha256 differs); upload "
+                "the data folder again"
             )
 
 
