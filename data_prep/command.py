@@ -386,7 +386,8 @@ def _warn(
         for fault in source.faults:
             say(f"warning: {source.name}: {fault}")
 
-        if settings.val_fraction and not source.validation:
+        # Of a source without text a larger share would hold out nothing either.
+        if settings.val_fraction and source.documents and not source.validation:
             say(
                 f"warning: {source.name}: none of {source.read:,} documents is held "
                 f"out; raise --val-fraction {settings.val_fraction:g}"

@@ -310,23 +310,15 @@ def test_the_disk_that_is_needed_goes_by_the_passes_that_are_written(
 
 
 def test_a_share_that_holds_nothing_out_is_said(tmp_path, small_folder, capsys):
-    write_jsonl(tmp_path / "a.jsonl", ["hello", "hell"])
-    arguments = [
-        "--source",
-        str(tmp_path / "a.jsonl"),
-        "--tokenizer",
-        str(small_folder),
-    ]
-    arguments += [
-        "--val-fraction",
-        "1e-9",
-        "--workers",
-        "1",
-        "--out",
-        str(tmp_path / "out"),
-    ]
-    assert prepare(arguments) == 0
-    assert "warning: a: none of 2 documents is held out" in capsys.readouterr().err
+    texts = {"a": ["hello", "hell"], "blank": [" "]}
+    paths = [write_jsonl(tmp_path / f"{name}.jsonl", texts[name]) for name in texts]
+    arguments = ["--source", *map(str, paths), "--tokenizer", str(small_folder)]
+    arguments += ["--val-fraction", "1e-9", "--workers", "1"]
+    assert prepare([*arguments, "--out", str(tmp_path / "out")]) == 0
+    said = capsys.readouterr().err
+    assert "warning: a: none of 2 documents is held out; raise" in said
+    assert "warning: blank: 1 of 1 documents empty" in said
+    assert said.count("held out") == 1
 
 
 @pytest.mark.parametrize(("name", "code"), [("none.txt", 2), ("a.txt", 0)])
