@@ -295,7 +295,7 @@ def definition_from_gpt2_files(vocab: dict[str, int], merges: str) -> Definition
         model = models.BPE(vocab=vocab, merges=pairs)
     except Exception as error:  # the library raises bare Exception
         raise UserError(
-            f"tokenizer: merges.txt does not fit vocab.json: {error}"
+            f"tokenizer: merges.txt does not fit vocab.json: {joined_lines(error)}"
         ) from None
 
     tokenizer = _byte_level(model)
