@@ -28,6 +28,11 @@ class PieceGroup:
     stop: int
     source: int
 
+    @property
+    def pieces(self) -> range:
+        """The numbers of its pieces."""
+        return range(self.first, self.stop)
+
 
 @dataclass(frozen=True)
 class Catalogue:

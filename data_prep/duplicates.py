@@ -78,24 +78,19 @@ class Judgement:
 
     def keys(self, column: int, group: PieceGroup) -> Keys:
         """Returns keys of one kind of a group's documents, (documents, words)."""
-        parts = [_keys_of(piece, column) for piece in self.pieces(group)]
-        return np.concatenate(parts)
-
-    def pieces(self, group: PieceGroup) -> list[Piece]:
-        return [self.catalogue.piece(n) for n in range(group.first, group.stop)]
+        pieces = map(self.catalogue.piece, group.pieces)
+        return np.concatenate([_keys_of(piece, column) for piece in pieces])
 
     def verdicts(self, group: PieceGroup) -> "Verdicts":
         return _read_verdicts(self.verdict_path(group))
 
     def is_kept(self, number: int) -> npt.NDArray[np.bool_]:
         """Whether each document of a piece is no duplicate, (documents,)."""
-        catalogue = self.catalogue
-        group = catalogue.group_of(number)
-        in_group = (
-            catalogue.starts[[number, number + 1]] - catalogue.starts[group.first]
-        )
-        kinds = self.verdicts(group).kinds[slice(*in_group)]
-        return kinds == KEPT
+        group = self.catalogue.group_of(number)
+        starts = self.catalogue.starts
+        begin = starts[number] - starts[group.first]
+        end = starts[number + 1] - starts[group.first]
+        return self.verdicts(group).kinds[begin:end] == KEPT
 
     def is_held_out(self, number: int) -> npt.NDArray[np.bool_]:
         """Whether each document of a piece is for validation if it is kept,
@@ -268,6 +263,7 @@ def _read_verdicts(path: Path) -> Verdicts:
 
 
 def _settle(judgement: Judgement, group: PieceGroup, between: Between) -> Verdicts:
+    """Judges a group's documents by one kind of key after the other."""
     catalogue = judgement.catalogue
     start = int(catalogue.starts[group.first])
     count = int(catalogue.starts[group.stop]) - start
@@ -288,8 +284,9 @@ def _settle(judgement: Judgement, group: PieceGroup, between: Between) -> Verdic
 
         if column and judgement.min_jaccard:
             pairs = comparison.of_new(pairs)
-            pairs["kind"][pairs["jaccard"] < judgement.min_jaccard] = UNLIKE
-            unlike[pairs["document"][pairs["kind"] == UNLIKE] - start] = True
+            differ = pairs["jaccard"] < judgement.min_jaccard
+            pairs["kind"][differ] = UNLIKE
+            unlike[pairs["document"][differ] - start] = True
 
         same = pairs[pairs["kind"] != UNLIKE]
         kinds[same["document"] - start] = same["kind"]
@@ -339,9 +336,9 @@ def _numbers(
     kinds: npt.NDArray[np.uint8],
     unlike: npt.NDArray[np.bool_],
 ) -> npt.NDArray[np.void]:
-    numbers = np.zeros(group.stop - group.first, NUMBERS)
+    numbers = np.zeros(len(group.pieces), NUMBERS)
     start = 0
-    for row, number in zip(numbers, range(group.first, group.stop), strict=True):
+    for row, number in zip(numbers, group.pieces, strict=True):
         piece = judgement.catalogue.piece(number)
         held_out = judgement.is_held_out(number)
         stop = start + len(held_out)

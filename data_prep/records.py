@@ -82,7 +82,7 @@ class Record:
 def _held_out_rows(records: Records, group: PieceGroup) -> Iterator[dict[str, Any]]:
     judgement = records.judgement
     texts = Texts(judgement.catalogue, judgement.tokenizer)
-    for number in range(group.first, group.stop):
+    for number in group.pieces:
         chosen = judgement.is_kept(number) & judgement.is_held_out(number)
         ids = judgement.catalogue.piece(number).ids() if chosen.any() else []
         start = int(judgement.catalogue.starts[number])
