@@ -13,8 +13,6 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from dualpath_cli.data.documents import clean
-
 Hashes = npt.NDArray[np.uint64]
 
 _BASE = 0x9E3779B97F4A7C15
@@ -68,7 +66,8 @@ class Contamination:
     fingerprint: str  # sha256 of the searched runs, whatever the order of the texts
 
     def __init__(self, texts: Iterable[str]) -> None:
-        words_of_texts = (words_of(clean(text)) for text in texts)
+        """`texts` are cleaned."""
+        words_of_texts = map(words_of, texts)
         long_enough = (words for words in words_of_texts if len(words) >= SHORTEST)
         lines = sorted({" ".join(words) for words in long_enough})
         self.fingerprint = hashlib.sha256("\n".join(lines).encode()).hexdigest()
