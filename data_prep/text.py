@@ -124,8 +124,7 @@ def shingles(text: str) -> Hashes:
     if len(words):
         return runs(words, min(SHINGLE_WORDS, len(words)))
 
-    encoded = text.encode("utf-8", "surrogatepass")
-    digest = hashlib.blake2b(encoded, digest_size=8).digest()
+    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
     return np.array([int.from_bytes(digest, "little")], np.uint64)
 
 
