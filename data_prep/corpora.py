@@ -42,7 +42,6 @@ def find_corpus(
 
     `mirror` is the URL of Common Crawl's files; `num_files` bounds files to download.
     """
-    kind, _, rest = settings.path.partition(":")
     if settings.is_packaged:
         return Corpus(settings, [PACKAGED[settings.path].file(downloads)])
 
@@ -50,8 +49,9 @@ def find_corpus(
         paths = source_files(Source(settings.name, Path(settings.path)))
         return Corpus(settings, [_local_file(path) for path in paths])
 
-    if kind == NEMOTRON:
-        remote = nemotron_files(rest or "quality=high/kind=actual", mirror, downloads)
+    if settings.is_nemotron:
+        selection = settings.path.partition(":")[2] or "quality=high/kind=actual"
+        remote = nemotron_files(selection, mirror, downloads)
     else:
         remote = hub_files(settings.path)
     files = [_file_elsewhere(file) for file in remote]
