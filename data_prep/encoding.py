@@ -328,11 +328,7 @@ class Encoder:
                 walk.go_on()
                 continue
 
-            # A text is one piece, and each share would hold all of it.
-            is_one_piece = kind_of(path) == ".txt"
-            most = 1 if is_one_piece else 1 + EXPANSION * file.size // PIECE_BYTES
-            # As many as keep all workers busy, with the files that are left.
-            count = min(math.ceil(self._engine.workers / (len(wave) - done)), most)
+            count = self._count_shares(path, file.size, len(wave) - done)
             walk.files[place].ends = []
             for first in range(count):
                 share = Share(
@@ -348,6 +344,16 @@ class Encoder:
                 )
                 watch.begin(share, walk)
                 yield share
+
+    def _count_shares(self, path: Path, size: int, files_left: int) -> int:
+        """Returns into how many shares a file goes, one of `files_left` to read."""
+        if kind_of(path) == ".txt":
+            return 1  # a text is one piece, and each share would hold all of it
+
+        # Enough to keep all workers busy with the files that are left.
+        wanted = math.ceil(self._engine.workers / files_left)
+        most = 1 + EXPANSION * size // PIECE_BYTES
+        return min(wanted, most)
 
 
 def _common_end(name: str, ends: Sequence[FileEnd]) -> FileEnd:
