@@ -370,10 +370,7 @@ class _Stages:
         """Writes rejected and held-out documents, and duplicates."""
         with_rejected = []
         for number, corpus in enumerate(mixed.encoded):
-            for piece, counts in zip(corpus.pieces, corpus.counts, strict=True):
-                if counts.rejected:
-                    path = piece_path(self.pieces / str(number), *piece)
-                    with_rejected.append(path)
+            with_rejected += _with_rejected(self.pieces / str(number), corpus)
 
         groups = len(mixed.judgement.catalogue.groups)
         with _progress("writing what was left out", groups, "tasks") as progress:
@@ -400,6 +397,12 @@ def _pools(
         first, stop = judgement.catalogue.of_source(number)
         pools.append(Pool(source.name, judgement, first, numbers[first:stop]))
     return pools
+
+
+def _with_rejected(folder: Path, corpus: Encoded) -> list[Path]:
+    """The pieces of a corpus, in its folder, that have rejected documents."""
+    pieces = zip(corpus.pieces, corpus.counts, strict=True)
+    return [piece_path(folder, *piece) for piece, counts in pieces if counts.rejected]
 
 
 def _tokens_to_encode(wanted: int | None, pool: Pool, encoded: Encoded) -> int | None:
@@ -440,10 +443,7 @@ def _why_nothing(settings: PreparationSettings, pieces: Path, mixed: _Mixed) -> 
             f"{amount('duplicates', duplicates)}; {way_out}"
         )
 
-    rejected = (
-        records.first_reason(piece_path(pieces / str(number), *piece))
-        for piece, counts in zip(corpus.pieces, corpus.counts, strict=True)
-        if counts.rejected
-    )
-    reason = next(chain(corpus.faults, rejected), None)
+    with_rejected = _with_rejected(pieces / str(number), corpus)
+    reasons = chain(corpus.faults, map(records.first_reason, with_rejected))
+    reason = next(reasons, None)
     return f"no text in {path}" + (f": {reason}" if reason else "")
