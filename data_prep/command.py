@@ -111,7 +111,7 @@ class Prepare(PreparationSettings):
         is_unlimited = settings.tokens is None and settings.num_files is None
         has_nemotron = any(source.is_nemotron for source in settings.sources)
         if is_unlimited and has_nemotron:
-            _check_is_only_remote(settings.sources)
+            _refuse_hub_beside_nemotron(settings.sources)
             return replace(settings, num_files=Size(1))
         return settings
 
@@ -136,7 +136,7 @@ class Prepare(PreparationSettings):
             )
 
 
-def _check_is_only_remote(sources: Sequence[SourceSettings]) -> None:
+def _refuse_hub_beside_nemotron(sources: Sequence[SourceSettings]) -> None:
     """Refuses a dataset of the hub beside Nemotron-CC, of which one file is taken."""
     for source in sources:
         if source.is_remote and not source.is_nemotron:
@@ -187,12 +187,8 @@ def _prepare(settings: PreparationSettings, options: Prepare) -> None:
         raise UserError(
             "--duplicates near needs datasketch: in the clone, pip install '.[near]'"
         )
-    evaluations = None
-    if settings.decontaminate:
-        sources = [parse_source(spec) for spec in settings.decontaminate]
-        texts = chain.from_iterable(map(_evaluation_texts, sources))
-        evaluations = Contamination(texts)
 
+    evaluations = _evaluations(settings.decontaminate)
     request = Request(
         settings, corpora, tokenizer, out, evaluations, strict=options.strict
     )
@@ -214,7 +210,8 @@ def _prepare(settings: PreparationSettings, options: Prepare) -> None:
         )
 
     say(f"{out}: {_summary(manifest)}", sys.stdout)
-    _warn(settings, corpora, manifest)
+    _warn_of_sources(settings, manifest)
+    _say_end_of_mix(settings, corpora, manifest)
 
 
 @contextmanager
@@ -242,6 +239,16 @@ def _engine(
         options.ray, options.memory, [path.resolve() for path in must_see]
     ) as engine_and_bytes:
         yield engine_and_bytes
+
+
+def _evaluations(specs: Sequence[str]) -> Contamination | None:
+    """The evaluation texts that documents are compared with; None without any."""
+    if not specs:
+        return None
+
+    sources = [parse_source(spec) for spec in specs]
+    texts = chain.from_iterable(map(_evaluation_texts, sources))
+    return Contamination(texts)
 
 
 def _evaluation_texts(source: Source) -> Iterator[str]:
@@ -378,10 +385,8 @@ def _summary(manifest: Manifest) -> str:
     return ", ".join(parts)
 
 
-def _warn(
-    settings: PreparationSettings, corpora: Sequence[Corpus], manifest: Manifest
-) -> None:
-    """Prints faults, rejected documents, and the source that ended the mix."""
+def _warn_of_sources(settings: PreparationSettings, manifest: Manifest) -> None:
+    """Prints the faults and the rejected documents of each source."""
     for source in manifest.sources:
         for fault in source.faults:
             say(f"warning: {source.name}: {fault}")
@@ -399,6 +404,11 @@ def _warn(
                 f"{reason}; see rejected.jsonl.zst"
             )
 
+
+def _say_end_of_mix(
+    settings: PreparationSettings, corpora: Sequence[Corpus], manifest: Manifest
+) -> None:
+    """Prints which source ended the data, where more could be had."""
     # The source all of whose documents are used, as often as they may be repeated.
     used = [
         counts.passes / source.max_epochs
