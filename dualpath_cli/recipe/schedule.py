@@ -172,7 +172,7 @@ def _check_reached(last: int, key: str, model: ModelConfig) -> None:
             raise UserError(
                 f"{key} of {layer.loops} steps leaves all weights before layer "
                 f"{number}, a 'loop' block, without a gradient; choose dual blocks, or "
-                f"{layer.loops} or more"
+                "leave it out"
             )
         if layer.untied_steps:
             raise UserError(
