@@ -177,7 +177,9 @@ class RunSettings:
     first steps, the number is halved."""
 
     # Loops
-    train_loops: list[int] | None = key(None, matters_in=("loops", "core"))
+    train_loops: list[int] | None = key(
+        None, range=RANGES["loops"], matters_in=("loops", "core")
+    )
     """Numbers of loops; each optimizer step draws one: R of a model with a core, else
     K. Each K has a separate compiled graph. Validation always uses the model's."""
     loop_schedule: list[tuple[float, int]] | None = key(
@@ -281,10 +283,10 @@ class RunSettings:
         if drawn is not None:
             some = 1 <= len(drawn) <= MOST_TRAIN_LOOPS
             different = len(set(drawn)) == len(drawn)
-            if not (some and different and min(drawn) >= 1):
+            if not (some and different):
                 raise ValueError(
-                    f"train_loops must be one to {MOST_TRAIN_LOOPS} different numbers "
-                    f"from 1 on, not {drawn!s:.60}"
+                    f"train_loops must be one to {MOST_TRAIN_LOOPS} different numbers, "
+                    f"not {drawn!s:.60}"
                 )
         if self.loop_schedule is not None:
             fault = _fault_of_schedule(self.loop_schedule)
