@@ -13,6 +13,7 @@ import json
 from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import PurePath
 from typing import Any, Literal, get_type_hints
 
@@ -318,7 +319,7 @@ def _fault_of_schedule(pairs: list[tuple[float, int]]) -> str:
         return f"must be one to {MOST_TRAIN_LOOPS} pairs [part, loops]"
 
     parts = [part for part, _ in pairs]
-    rise = parts == sorted(set(parts))
+    rise = all(before < after for before, after in pairwise(parts))  # nan does not
     if not (parts[0] == 0 and rise and parts[-1] < 1):
         return "must have parts that begin at 0 and rise, below 1"
 
