@@ -116,7 +116,7 @@ class Parser(ArgumentParser):
         """The message for the first key or argument that cannot be read, with the
         values allowed."""
         # jsonargparse's own message lacks the allowed values: each value is parsed by
-        # itself, until one fails.
+        # itself, and each argument after those before it, until one fails.
         for section, name, value in self._leaves(base):
             key = f"{section}.{name}" if section else name
             if "." in name or not self._action(key):
@@ -127,9 +127,9 @@ class Parser(ArgumentParser):
                 return self._wrong(key, value)
 
         before = ""
-        for argument in arguments:
+        for place, argument in enumerate(arguments):
             try:
-                self._parsed(base, [argument])
+                self._parsed(base, arguments[: place + 1])
             except ArgumentError:
                 return self._wrong_argument(argument, before)
             before = argument.partition("=")[0]
