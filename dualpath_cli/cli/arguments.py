@@ -121,19 +121,22 @@ class Arguments:
         """Says which value counts if an option that takes one value is given
         several."""
         # A list takes each value, and mappings of a section are merged.
-        takes_one: set[str] = set()
-        for action in actions_of(parser):
-            if action.nargs is None and action.default not in ([], SUPPRESS):
-                takes_one.update(action.option_strings)
-
+        takes_one = {
+            option: action.dest
+            for action in actions_of(parser)
+            if action.nargs is None and action.default not in ([], SUPPRESS)
+            for option in action.option_strings
+            if not option.endswith("+")
+        }
         last: dict[str, str] = {}
         for option, value in self.pairs:
-            before = last.get(option, value)
-            is_appended = option.endswith("+")
-            is_replaced = option in takes_one and value != before and not is_appended
-            if is_replaced and is_first_rank():
+            if option not in takes_one:
+                continue
+            key = takes_one[option]
+            before = last.get(key, value)
+            if value != before and is_first_rank():
                 say(f"note: {option} is given twice: {value} replaces {before}")
-            last[option] = value
+            last[key] = value
 
     def keys_named(self, place: str, recipe: Recipe) -> set[str]:
         """The keys that a recipe or the arguments name in a section, or in a mapping
