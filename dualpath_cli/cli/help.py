@@ -57,7 +57,7 @@ def help_of(command: Command, recipe: bool = False) -> str:
         formatter_class=_OptionHelp,
     )
     if recipe:
-        parser.add_class_arguments(Settings, fail_untyped=False)
+        parser.add_class_arguments(Settings)
         return parser.format_help()
 
     texts: dict[str, str] = {}

@@ -57,7 +57,7 @@ def parser_of(command: Command) -> Parser:
     parser = Parser(prog=f"dualpath {command.name}")
     add_options(parser, command)
     if command.has_recipe:
-        parser.add_class_arguments(Settings, fail_untyped=False)
+        parser.add_class_arguments(Settings)
     parser.subject = _subject(command)
     return parser
 

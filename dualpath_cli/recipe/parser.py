@@ -399,7 +399,7 @@ def construct(cls: type[T], found: Mapping[str, Any], prefix: str = "") -> T:
 @cache
 def reader_of(cls: type) -> Parser:
     parser = Parser()
-    parser.add_class_arguments(cls, fail_untyped=False)
+    parser.add_class_arguments(cls)
     return parser
 
 
