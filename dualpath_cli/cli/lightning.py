@@ -94,8 +94,6 @@ def run_task(command: Command, launch: TrainingLaunch | RunLaunch) -> None:
 
 
 _NEEDLESS_WARNINGS = (
-    ".*srun. command is available.*",
-    ".*tensorboardX.*",
     ".*`broadcast_buffers` is deprecated.*",  # buffers are equal on all ranks
     ".*isinstance.treespec, LeafSpec.*",
     ".*TensorFloat32 tensor cores.*",  # float32 is meant to be float32
