@@ -59,11 +59,7 @@ def _are_zero(*ranks: str) -> bool:
     return all(os.environ.get(rank, "0") == "0" for rank in ranks)
 
 
-STOPPING = [
-    getattr(signal, name)
-    for name in ("SIGTERM", "SIGINT", "SIGUSR1", "SIGHUP")
-    if hasattr(signal, name)
-]
+STOPPING = [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP]
 """Signals that a training ends by at the end of a step."""
 
 
