@@ -469,7 +469,7 @@ class TrainerSettings:
         if self.strategy == "single" and not one_device:
             raise ValueError(
                 f"strategy 'single' cannot use devices={self.devices} and "
-                f"num_nodes={self.num_nodes}; choose ddp, fsdp or hsdp"
+                f"num_nodes={self.num_nodes}; choose auto, ddp, fsdp or hsdp"
             )
 
     @property
