@@ -108,24 +108,40 @@ def step_loops(run: RunSettings, seed: int = 0) -> StepLoops | None:
 
 
 def check_loops(run: RunSettings, model: ModelConfig) -> None:
-    """Raises UserError for loops that the model cannot run, and for a phase without a
-    step."""
-    schedule = run.loop_schedule
+    """Raises UserError for keys of loops that a model cannot obey, or that have no
+    effect on it."""
+    for key in ("train_loops", "loop_schedule"):
+        if getattr(run, key) is not None:
+            _check_varied(key, run, model)
+
+    if run.backprop_loops is not None:
+        _check_backprop(run.backprop_loops, run, model)
+    if run.loop_losses and not model.repeats_core:
+        raise UserError(
+            f"run.loop_losses={run.loop_losses:g} has no effect without a core that is "
+            "repeated: set model.core and model.core_loops, or leave it out"
+        )
+
+
+def _check_varied(key: str, run: RunSettings, model: ModelConfig) -> None:
+    """Raises UserError for loops of `key` that the model cannot run, for another end
+    than the model's, and for a phase without a step."""
     field = model.varied_loops
     trained = getattr(model, field)
-    key = "train_loops" if schedule is None else "loop_schedule"
-    varies = run.train_loops is not None or schedule is not None
-    if varies and not isinstance(trained, int):
+    if not isinstance(trained, int):
         raise UserError(
             f"run.{key} needs one number in model.loops, not {trained!s:.60}; give one "
             "number"
         )
-    if schedule is not None and schedule[-1][1] != trained:
-        raise UserError(
-            f"run.loop_schedule ends with {schedule[-1][1]} loops, but "
-            f"validation uses model.{field}={trained}; end the schedule with "
-            f"{trained}, or leave the schedule out"
-        )
+
+    if run.loop_schedule is not None:
+        _, last = run.loop_schedule[-1]
+        if last != trained:
+            raise UserError(
+                f"run.loop_schedule ends with {last} loops, but validation uses "
+                f"model.{field}={trained}; end the schedule with {trained}, or leave "
+                "the schedule out"
+            )
 
     for number, steps in loop_counts(run).items():
         problem = Intervention.of_loops(model, number).problem(model)
@@ -136,14 +152,6 @@ def check_loops(run: RunSettings, model: ModelConfig) -> None:
                 f"run.{key} trains with {number} in none of the run's steps; leave it "
                 "out, or raise run.max_tokens"
             )
-
-    if run.backprop_loops is not None:
-        _check_backprop(run.backprop_loops, run, model)
-    if run.loop_losses and not model.repeats_core:
-        raise UserError(
-            f"run.loop_losses={run.loop_losses:g} has no effect without a core that is "
-            "repeated: set model.core and model.core_loops, or leave it out"
-        )
 
 
 def _check_backprop(last: int, run: RunSettings, model: ModelConfig) -> None:
