@@ -106,7 +106,6 @@ class Arguments:
                 if isinstance(default, list):
                     base = merge(nested(key, default), base)
 
-        parser.arguments = self.texts
         self._note_repeated(parser)
         parsed = parser.read(base, self.texts).as_dict()
 

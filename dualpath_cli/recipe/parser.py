@@ -62,8 +62,8 @@ class Parser(ArgumentParser):
     """
 
     arguments: Sequence[str] | None = None
-    """The user's arguments; messages name options as written there. None: messages name
-    keys."""
+    """The user's arguments, set by `read`; messages name options as written there.
+    None: messages name keys."""
     prefix = ""
     """Text before keys in messages."""
     subject = ""
@@ -78,18 +78,21 @@ class Parser(ArgumentParser):
         # Python 3.14 colours help on a terminal, where `say` shows each escape as text.
         self.color = False
 
-    def read(self, base: Mapping[str, Any], arguments: Sequence[str] = ()) -> Namespace:
+    def read(
+        self, base: Mapping[str, Any], arguments: Sequence[str] | None = None
+    ) -> Namespace:
         """Returns `base` with the keys that `arguments` set, and no default of any
         other key.
 
         Raises UserError for the first mistake in `base` or `arguments`.
         """
+        self.arguments = arguments
         for action in actions_of(self):
             action.required = False  # `construct` names missing keys
         try:
-            return self._parsed(base, arguments)
+            return self._parsed(base, arguments or ())
         except ArgumentError as error:
-            mistake = self._mistake(base, arguments)
+            mistake = self._mistake(base, arguments or ())
             raise UserError(mistake or reason_of(error)) from error
 
     def _parsed(
