@@ -131,21 +131,10 @@ def build_options(parser: Parser, command: Command, parsed: Recipe) -> Any:
     """The command's dataclass from parsed values; its ValueError becomes a
     UserError."""
     options = resolve_name(command.options)
-    arguments = {text.partition("=")[0] for text in parser.arguments or ()}
-    given = [
-        action.dest
-        for action in actions_of(parser)
-        if arguments.intersection(action.option_strings)
-    ]
     names = [field.name for field in fields(options)]
     values = {name: parsed[name] for name in names if name in parsed}
     if GIVEN in names:
-        for text in parser.arguments or ():
-            option, _, mapping = text.partition("=")
-            section = option.removeprefix("--")
-            if command.has_recipe and section in SECTIONS:  # its keys as one mapping
-                given += [f"{section}.{key}" for key in parse_recipe(mapping, option)]
-        values[GIVEN] = given
+        values[GIVEN] = _given_names(parser, command)
 
     for name, type_ in typing.get_type_hints(options).items():
         value = values.get(name)
@@ -154,6 +143,7 @@ def build_options(parser: Parser, command: Command, parsed: Recipe) -> Any:
             values[name] = [path_at_home(parser.name_of(name), path) for path in value]
         elif is_path and value:
             values[name] = path_at_home(parser.name_of(name), value)
+
     for field in fields(options):
         if is_needed(field) and not values.get(field.name):
             raise UserError(
@@ -170,6 +160,26 @@ def build_options(parser: Parser, command: Command, parsed: Recipe) -> Any:
     except ValueError as error:  # the message begins with the field
         name, _, rest = str(error).partition(" ")
         raise UserError(f"{parser.name_of(name)} {rest}") from None
+
+
+def _given_names(parser: Parser, command: Command) -> list[str]:
+    """The options and keys that the arguments name, also within the mapping of a
+    section."""
+    options: set[str] = set()
+    keys: list[str] = []
+    for text in parser.arguments or ():
+        option, _, value = text.partition("=")
+        options.add(option)
+        section = option.removeprefix("--")
+        if command.has_recipe and section in SECTIONS:
+            keys += [f"{section}.{key}" for key in parse_recipe(value, option)]
+
+    given = [
+        action.dest
+        for action in actions_of(parser)
+        if options.intersection(action.option_strings)
+    ]
+    return [*given, *keys]
 
 
 def path_at_home(option: str, path: str) -> str:
