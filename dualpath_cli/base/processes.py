@@ -120,7 +120,7 @@ def end_with_parent() -> None:
     Terminated if the parent has already ended.
     """
     parent = os.environ.pop(_PARENT, None)  # children of this process do not inherit it
-    if parent is None or not parent.isdecimal() or sys.platform != "linux":
+    if parent is None or sys.platform != "linux":
         return
 
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
