@@ -148,12 +148,13 @@ def _failed(name: str, error: BaseException) -> int:
             return _end(name, 1, text)
         case Stopped():
             return _end(name, error.code, "" if error.quiet else error.text, sys.stdout)
-        case SystemExit() | KeyboardInterrupt():  # SystemExit: Lightning ends so, too
-            is_interrupt = isinstance(error, KeyboardInterrupt)
-            interrupt = error if is_interrupt else error.__context__
-            if isinstance(interrupt, KeyboardInterrupt):
-                return _interrupted(name, interrupt)
-            if not error.code:  # type: ignore[union-attr]
+        case KeyboardInterrupt():
+            return _interrupted(name, error)
+        case SystemExit():
+            # Lightning turns an interrupt into an exit.
+            if isinstance(error.__context__, KeyboardInterrupt):
+                return _interrupted(name, error.__context__)
+            if not error.code:
                 return 0  # after --help and --print-config
     raise error
 
