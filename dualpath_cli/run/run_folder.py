@@ -110,14 +110,19 @@ def complete_checkpoints(folder: Path) -> list[Path]:
 
 
 def way_on(folder: Path) -> str:
-    """The end of the message of a run that ended early."""
-    newest = newest_checkpoint(folder)
-    if newest is None:
-        return "the same command continues from the start"
+    """The end of the message of a run that ended early: the command that continues
+    it, or why none does."""
+    try:
+        newest = newest_checkpoint(folder)
+        if newest is None:
+            return "the same command continues from the start"
 
-    # Before its first save, a run that --ckpt-path took back would go back again.
-    taken_back = facts_now(folder).get("taken_back")
-    has_saved = facts_of(newest).get("taken_back") == taken_back
+        # Before its first save, a run that --ckpt-path took back would go back again.
+        taken_back = facts_now(folder).get("taken_back")
+        has_saved = facts_of(newest).get("taken_back") == taken_back
+    except UserError as error:
+        return str(error)
+
     command = "the same command" if has_saved else "the command without --ckpt-path"
     return f"{command} continues from step {step_of(newest)}"
 

@@ -11,6 +11,8 @@ from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from scipy.stats import binomtest
 
@@ -210,3 +212,47 @@ def test_the_differences_of_primitives_that_stay_after_a_correction_are_those_na
         (1, "addition_2", 1),
         (1, "addition_2", 8),
     }
+
+
+@pytest.mark.filterwarnings("ignore:Mean of empty slice")
+def test_the_code_around_answer_takes_each_offset_of_the_sequences_that_have_it(
+    tmp_path, monkeypatch
+):
+    page = (ROOT / "docs" / "reproduce.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    rng, layers, rows = np.random.default_rng(0), 2, []
+    # Length and places of `Answer`, of which the first counts.
+    shapes = {
+        "gsm8k": [(60, [10, 20]), (5, []), (30, [3])],
+        "triviaqa": [(25, [9]), (12, [0])],
+    }
+    found: dict[str, dict[int, list[np.ndarray]]] = {}
+    for source, sequences in shapes.items():
+        of_source = found[source] = defaultdict(list)
+        for sequence, (length, places) in enumerate(sequences):
+            for position in range(length):
+                token = "Answer" if position in places else "x"
+                share = rng.random(layers)
+                rows.append((source, sequence, position, token, share))
+                if places and -8 <= position - places[0] <= 40:
+                    of_source[position - places[0]].append(share)
+    columns = ["source", "sequence", "position", "token", "deep_share"]
+    table = pa.table(
+        dict(zip(columns, map(list, zip(*rows, strict=True)), strict=True))
+    )
+    folder = tmp_path / "runs/f80m_a50_k4/default/routing/step-00018360"
+    folder.mkdir(parents=True)
+    pq.write_table(table, folder / "routing.parquet")
+
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, np.ndarray] = {}
+    exec(code, names)
+
+    assert (tmp_path / "answer.png").is_file()
+    for offset, by_layer in zip(range(-8, 41), names["difference"], strict=True):
+        pair = [found[source][offset] for source in ("gsm8k", "triviaqa")]
+        if all(pair):
+            gsm8k, triviaqa = (np.mean(shares, axis=0) for shares in pair)
+            assert by_layer == pytest.approx(gsm8k - triviaqa)
+        else:
+            assert np.isnan(by_layer).all(), offset

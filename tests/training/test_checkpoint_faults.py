@@ -30,7 +30,7 @@ from dualpath_cli.run.checkpoint_files import (
     write_manifest,
 )
 from dualpath_cli.run.checkpoint_folder import read_checkpoint, write_checkpoint
-from dualpath_cli.run.run_folder import newest_checkpoint
+from dualpath_cli.run.run_folder import newest_checkpoint, way_on
 from dualpath_cli.run.weights import tensors_in
 from dualpath_cli.training import checkpoints
 from tests.data.faulty_data import flip
@@ -226,6 +226,8 @@ def test_a_run_without_a_whole_checkpoint_is_refused(trained, said):
     for name in (LAST, BEFORE, "step-00000002"):
         (run / "checkpoints" / name / "state.json").unlink()
     assert "has no whole checkpoint: " in said("validate", "--ckpt_path", run)
+    # In the message of a run that fails, in place of the command that continues it.
+    assert "has no whole checkpoint: " in way_on(run)
 
 
 @pytest.mark.parametrize("first", [1, 10**12])

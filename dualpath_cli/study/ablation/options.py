@@ -169,9 +169,12 @@ class Ablate(StudyOptions):
                     f"leave it out, or add --suite {' or '.join(suites)}"
                 )
 
-        rows, skipped = self.rows(settings.model)
+        model = settings.model
+        rows, skipped = self.rows(model)
         if len(rows) == 1:  # the learned router
-            reason = next(iter(skipped.values()), "its loops have one step")
+            has_loops = bool(model.deep_layers) or model.core is not None
+            no_fewer = "its loops have one step" if has_loops else "it has no loops"
+            reason = next(iter(skipped.values()), no_fewer)
             raise UserError(
                 f"--suite {','.join(self.suites)} has no row for this model: {reason}"
             )

@@ -23,6 +23,7 @@ from dualpath_cli.data.tokenizer import Tokenizer
 from dualpath_cli.data.windows import Windows, document_windows
 from dualpath_cli.model import DualPathLM, RoutingTrace
 from dualpath_cli.model.routing import LayerTrace
+from dualpath_cli.recipe.settings import settings_from
 from dualpath_cli.run.exported_folder import hash_of_weights
 from dualpath_cli.run.tables import read_csv
 from dualpath_cli.spec.config import ModelConfig
@@ -65,6 +66,19 @@ def test_a_comma_may_end_the_suites_and_alone_names_none():
     assert chosen.suites == Ablate(ckpt_path="RUN", suite=("paper,layers",)).suites
     with pytest.raises(UserError, match="unknown suite ''"):
         Ablate(ckpt_path="RUN", suite=(",",)).suites  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        ({"block": "wide", "d_ffn_wide": 64}, "it has no loops"),
+        ({"loops": 1, "d_ffn": 64, "d_ffn_wide": 64}, "its loops have one step"),
+    ],
+)
+def test_a_suite_without_a_row_says_what_the_model_lacks(model, reason):
+    settings = settings_from({"model": model})
+    with pytest.raises(UserError, match=f"has no row for this model: {reason}"):
+        Ablate(ckpt_path="RUN", suite=("depth", "kv-slots")).check(settings)
 
 
 def names(*suites: str, **options) -> list[str]:
