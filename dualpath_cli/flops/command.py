@@ -109,14 +109,14 @@ def _name_idle_options(options: Flops) -> None:
         if options.match != "total":
             idle["loops"] = block
     elif options.loops == 1:
-        names = ("untied_steps", "step_kv")
-        idle |= dict.fromkeys(names, f"{block} with --loops 1")
+        of_steps = ("untied_steps", "step_kv")
+        idle |= dict.fromkeys(of_steps, f"{block} with --loops 1")
+    of_core = ("injection", "core_combination")
     if options.core is None:
-        names = ("core_loops", "injection", "core_combination")
-        idle |= dict.fromkeys(names, "without --core and --core-loops above 1")
+        without = "without --core and --core-loops above 1"
+        idle |= dict.fromkeys(("core_loops", *of_core), without)
     elif options.core_loops == 1:
-        names = ("core", "injection", "core_combination")
-        idle |= dict.fromkeys(names, "without --core-loops above 1")
+        idle |= dict.fromkeys(("core", *of_core), "without --core-loops above 1")
     if options.block == "loop":
         idle |= dict.fromkeys(("experts", "top_k"), block)
     elif not options.experts:
