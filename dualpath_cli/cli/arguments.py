@@ -127,15 +127,18 @@ class Arguments:
             for option in action.option_strings
             if not option.endswith("+")
         }
-        last: dict[str, str] = {}
+        last: dict[str, tuple[str, str]] = {}
         for option, value in self.pairs:
             if option not in takes_one:
                 continue
             key = takes_one[option]
-            before = last.get(key, value)
+            name, before = last.get(key, (option, value))
             if value != before and is_first_rank():
-                say(f"note: {option} is given twice: {value} replaces {before}")
-            last[key] = value
+                note = f"{option} is given twice: {value} replaces {before}"
+                if name != option:
+                    note = f"{option} {value} replaces {name} {before}"
+                say(f"note: {note}")
+            last[key] = option, value
 
     def keys_named(self, place: str, recipe: Recipe) -> set[str]:
         """The keys that a recipe or the arguments name in a section, or in a mapping

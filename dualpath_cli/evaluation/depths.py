@@ -307,13 +307,13 @@ def draw_depths(
         (benchmark, metric): HARNESS_PANELS.get(metric.partition(",")[0], metric)
         for benchmark, metric in by_measure
     }
-    # A task of the harness may have one metric of several filters.
+    # A task of the harness may have a metric of several filters in one panel.
     in_panel = Counter((name, panel) for (name, _), panel in panel_of.items())
+    several = {name for (name, _), count in in_panel.items() if count > 1}
     lines: dict[str, dict[str, list[DepthScore]]] = {}
     for (benchmark, metric), line in by_measure.items():
         panel = panel_of[benchmark, metric]
-        is_alone = in_panel[benchmark, panel] == 1
-        name = benchmark if is_alone else f"{benchmark} {metric}"
+        name = f"{benchmark} {metric}" if benchmark in several else benchmark
         if panel in (ACCURACY, BITS) and line[0].documents is not None:
             lines.setdefault(panel, {})[name] = line
     if not lines:

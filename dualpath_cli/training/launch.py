@@ -252,7 +252,8 @@ def _check_not_finished(folder: Path) -> None:
     if is_finished or has_begun or has_saved:
         raise UserError(
             f"{folder} holds the tables of a run whose checkpoints are gone; put one "
-            "back, give this run a name (--run.name NAME), or remove the folder"
+            f"back as {CHECKPOINTS}/step-N, give this run a name (--run.name NAME), or "
+            "remove the folder"
         )
 
 

@@ -99,7 +99,7 @@ def test_an_option_that_is_given_another_value_is_noted_and_lists_and_mappings_a
     changed({}, "--model.loops=3", "--model.loops=3", "--run.name=a", "--run.name", "b")
     assert capsys.readouterr().err == "note: --run.name is given twice: b replaces a\n"
     read_arguments(COMMANDS["flops"], ["--budget=80M", "--k=4", "--loops=3"]).over({})
-    assert capsys.readouterr().err == "note: --loops is given twice: 3 replaces 4\n"
+    assert capsys.readouterr().err == "note: --loops 3 replaces --k 4\n"
     changed({}, "--config=y", "--optim={lr: 1}", "--optim={eps: 1}", "--data.val.a=b")
     changed({}, "--optim.decay+=embeddings", "--optim.decay+=conditioning")
     read_arguments(

@@ -235,7 +235,7 @@ def test_the_readme_answers_by_the_numbers_of_the_study():
     paired = re.search(r"Paired by seed, which.*?p = ([\d.]+)", page, re.DOTALL)[1]
 
     readme = (STUDY.parents[1] / "README.md").read_text(encoding="utf-8")
-    _, _, answers = readme.partition("| two gated parallel paths against ")
+    _, _, answers = readme.partition("| dual without loops against ")
     at_32, at_256 = answers.splitlines()[:2]
     said = [re.findall(r"\d\.\d+", row.split("|")[-2]) for row in (at_32, at_256)]
     leads_by = difference.split()[0].removeprefix("+")

@@ -255,7 +255,8 @@ def test_what_cannot_be_read_or_built_is_named(pretrained, tmp_path, said):
         (folder, ("--core", "1-2"), "core=[1, 2] must be [FIRST, LAST]"),
     ):
         assert why in said("retrofit", "--pretrained", place, "--out", out, *words)
-    for card in (b"---\nlicense: [\n---\n", b"---\n- a\n---\n", b"caf\xe9"):
+    deep = b"---\na: " + 9999 * b"[" + b"\n---\n"
+    for card in (b"---\nlicense: [\n---\n", b"---\n- a\n---\n", b"caf\xe9", deep):
         (folder / "README.md").write_bytes(card)
         error = said("retrofit", "--pretrained", folder, "--out", out)
         assert "README.md cannot be read (" in error

@@ -73,7 +73,10 @@ class ScalingFamily:
 
     @property
     def runs(self) -> int:
-        return sum(len(c.all_runs) for c in self.configurations)
+        """The runs that the scores rest on: of best rates, those at all rates."""
+        return sum(
+            run.seed in c.seeds for c in self.configurations for run in c.all_runs
+        )
 
     @property
     def fitted(self) -> list[str]:

@@ -94,7 +94,7 @@ def _variants(cells: Sequence[SweepCell], design: Design) -> list[Variant]:
             raise UserError(
                 f"a configuration's name '{name:.60}...' has {len(name.encode())} "
                 f"bytes, above {LONGEST_NAME}; give --set fewer keys or shorter "
-                "values, or run a sweep for each value"
+                "values, or run a sweep for each value of a key, given without --set"
             )
     return variants
 

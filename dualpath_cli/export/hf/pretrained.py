@@ -144,7 +144,7 @@ class Pretrained:
 
         try:
             metadata = huggingface_hub.metadata_load(path) or {}
-        except (ValueError, yaml.YAMLError) as error:
+        except (ValueError, TypeError, RecursionError, yaml.YAMLError) as error:
             reason = joined_lines(content_fault(error), 160)
             raise UserError(
                 f"{self.shown}: {CARD} cannot be read ({reason}); mend it, or give "

@@ -131,7 +131,7 @@ class Finished:
 
 
 class Ablation(bench.Study[bench.Pass]):
-    semantics = 4
+    semantics = 5
 
     def __init__(
         self,

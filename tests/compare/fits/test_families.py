@@ -59,7 +59,7 @@ def test_models_without_a_budget_grow_in_depth_within_their_family(tmp_path):
 
 def test_the_runs_of_a_law_at_best_rates_are_those_of_all_rates(tmp_path):
     for n, lr in enumerate((1e-3, 2e-3, 4e-3)):
-        for seed in range(2):
+        for seed in range(2 + (n < 2)):  # the third seed lacks a rate, and counts not
             folder = tmp_path / f"{n}_{seed}"
             scores = {"novels": 2 + 0.1 * (n - 1) ** 2}
             write_run(folder, model_of("wide"), scores, seed=seed, optim={"lr": lr})
