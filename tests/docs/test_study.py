@@ -223,6 +223,90 @@ def test_the_page_of_the_row_says_what_its_commands_print(
     assert f"{level} % interval is {interval}" in text
 
 
+ARMS_OF_LOOPS = {
+    "base": ("base", "a50_k4-combination_final"),
+    "sequence": ("sequence", "expanded_k2"),
+    "parallel": ("parallel", "a50_k1"),
+    "the paper": ("paper", "a50_k4"),
+    "PureLoop": ("pure_loop", "loop_k4"),
+    "PureWide": ("pure_wide", "wide"),
+}
+"""The sweep, and the name in tables, of each arm on the page of the study on loops."""
+
+
+def by_configuration(file: Path) -> dict[str, dict[str, str]]:
+    with file.open(encoding="utf-8") as rows:
+        return {row["configuration"]: row for row in csv.DictReader(rows)}
+
+
+def commands_of(page: str) -> list[list[str]]:
+    """The arguments of the page's calls of `compare`."""
+    lines = page.replace("\\\n", " ").splitlines()
+    return [shlex.split(line)[1:] for line in lines if line.startswith("dualpath comp")]
+
+
+def test_the_page_of_the_loops_says_what_its_commands_print(
+    tmp_path, capsys, monkeypatch
+):
+    page = (STUDY.parent / "study_loops.md").read_text(encoding="utf-8")
+    row = script("row")
+    study = row.STUDIES["loops"]
+    monkeypatch.chdir(tmp_path)
+    row.restore(study, Path("runs/loops"))
+    for command in commands_of(page):
+        assert main(command) == 0
+    found = {
+        name: by_configuration(Path(f"runs/loops/{name}"))
+        for name in ("a/table.csv", "a/tests.csv", "described/tests.csv")
+    }
+    capsys.readouterr()
+    row.verdicts(study, Path("runs/loops/a"))
+    said = dict(
+        line.split(":a50_k4-combination_final: ")
+        for line in capsys.readouterr().out.splitlines()
+    )
+
+    def shown(value: str, low: str, high: str) -> str:
+        value, low, high = (f"{float(number):+.4f}" for number in (value, low, high))
+        return f"{value} ({low} to {high})"
+
+    lines = page.replace("−", "-").splitlines()
+    base = "base/a50_k4-combination_final"
+    for arm, (sweep, name) in ARMS_OF_LOOPS.items():
+        costs = found["a/table.csv"][name]
+        loops = costs["expected_loops"] and f"{float(costs['expected_loops']):.2f}"
+        score = float(costs["aggregate"])
+        error = float(costs["aggregate_standard_error"])
+        assert (
+            f"| {arm} (`{name}`) | {int(costs['parameters']) / 1e6:.3f}M | "
+            f"{float(costs['linear_flops']) / 1e6:.3f}M | "
+            f"{float(costs['total_flops']) / 1e6:.3f}M | "
+            f"{int(costs['kv_bytes_per_token']):,} | {loops} | "
+            f"{float(costs['best_rate']):.2g} | {score:.4f} ± {error:.4f} |"
+        ) in lines
+
+        of_seeds = ""
+        if arm != "base":
+            test, verdict = found["a/tests.csv"][name], said[name]
+            word, share = verdict.split(": ")[0], verdict.rpartition("share ")[2]
+            ends = f"{float(test['low_90']):+.4f} to {float(test['high_90']):+.4f}"
+            bends = f"{float(test['bend']):.1f} and {float(test['bend_baseline']):.1f}"
+            assert (
+                f"| {arm} | {word} | "
+                f"{shown(test['difference'], test['low'], test['high'])} | {ends} | "
+                f"{float(test['p']):.2g} | {float(test['p_holm']):.2g} | {share} | "
+                f"{bends} |"
+            ) in lines
+            row.seeds(study, f"{sweep}/{name}:{base}")
+            of_seeds = re.search(r"95 %: (.*)", capsys.readouterr().out)[1]
+
+        to_sequence = ""
+        if arm != "sequence":
+            test = found["described/tests.csv"][name]
+            to_sequence = shown(test["difference"], test["low"], test["high"])
+        assert f"| {arm} | {to_sequence} | {of_seeds} |" in lines
+
+
 def test_the_readme_answers_by_the_numbers_of_the_study():
     page = (STUDY.parent / "study.md").read_text(encoding="utf-8")
     verdicts = [
@@ -253,6 +337,14 @@ def test_the_readme_answers_by_the_numbers_of_the_study():
     for percent in (f"{-to_wide / wide:.0%}", f"{-to_loop / (dual - to_loop):.0%}"):
         assert f"better by {percent.replace('%', ' %')}" in controls
     assert f"worse by {to_k1 / (dual - to_k1):.1%}".replace("%", " %") in k1
+
+    # the third study
+    of_loops = (STUDY.parent / "study_loops.md").read_text(encoding="utf-8")
+    for arm in ("sequence", "parallel"):
+        assert f"\n| {arm} | no difference that matters | " in of_loops
+    base = float(re.search(r"combination_final`.* (\S+) ± ", of_loops)[1])
+    (row,) = [line for line in readme.splitlines() if "[third study]" in line]
+    assert f"within {0.014 / base:.1%}".replace("%", " %") in row
 
 
 @pytest.mark.parametrize(
