@@ -257,7 +257,12 @@ def test_the_page_of_the_loops_says_what_its_commands_print(
         assert main(command) == 0
     found = {
         name: by_configuration(Path(f"runs/loops/{name}"))
-        for name in ("a/table.csv", "a/tests.csv", "described/tests.csv")
+        for name in (
+            "a/table.csv",
+            "a/tests.csv",
+            "described/tests.csv",
+            "pairs/tests.csv",
+        )
     }
     capsys.readouterr()
     row.verdicts(study, Path("runs/loops/a"))
@@ -305,6 +310,9 @@ def test_the_page_of_the_loops_says_what_its_commands_print(
             test = found["described/tests.csv"][name]
             to_sequence = shown(test["difference"], test["low"], test["high"])
         assert f"| {arm} | {to_sequence} | {of_seeds} |" in lines
+
+    for test in found["pairs/tests.csv"].values():
+        assert shown(test["difference"], test["low"], test["high"]) in " ".join(lines)
 
 
 def test_the_readme_answers_by_the_numbers_of_the_study():
