@@ -64,7 +64,8 @@ test-all: $(VENV)/dev ## Runs all tests, also those that are rare and long, as t
 
 test-lowest: ## Runs tests of numbers with the lowest versions that pyproject.toml allows.
 	UV_RESOLUTION=lowest-direct $(MAKE) test VENV=.venv-lowest TESTS="tests/kernels tests/model \
-		tests/training/test_golden.py tests/training/test_activation_checkpointing.py"
+		tests/training/test_golden.py tests/training/test_step.py \
+		tests/training/test_activation_checkpointing.py"
 
 lint: $(VENV)/dev ## Checks style, formatting and types.
 	$(BIN)/ruff check .
