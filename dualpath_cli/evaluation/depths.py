@@ -299,23 +299,20 @@ def draw_depths(
     """Accuracy and bits per byte over loops, a line a task, with the intervals of
     differences to the own depth."""
     numbered = [depth for depth in in_order(depths) if depth.loops is not None]
-    by_measure = {
-        measure: [by_depth[depth.name] for depth in numbered]
-        for measure, by_depth in _by_measure(scores).items()
-    }
-    panel_of = {
-        (benchmark, metric): HARNESS_PANELS.get(metric.partition(",")[0], metric)
-        for benchmark, metric in by_measure
-    }
-    # A task of the harness may have a metric of several filters in one panel.
-    in_panel = Counter((name, panel) for (name, _), panel in panel_of.items())
-    several = {name for (name, _), count in in_panel.items() if count > 1}
-    lines: dict[str, dict[str, list[DepthScore]]] = {}
-    for (benchmark, metric), line in by_measure.items():
-        panel = panel_of[benchmark, metric]
-        name = f"{benchmark} {metric}" if benchmark in several else benchmark
+    drawn: list[tuple[str, str, str, list[DepthScore]]] = []
+    for (benchmark, metric), by_depth in _by_measure(scores).items():
+        panel = HARNESS_PANELS.get(metric.partition(",")[0], metric)
+        line = [by_depth[depth.name] for depth in numbered]
         if panel in (ACCURACY, BITS) and line[0].documents is not None:
-            lines.setdefault(panel, {})[name] = line
+            drawn.append((panel, benchmark, metric, line))
+
+    # A task of the harness may have a metric of several filters in one panel.
+    in_panel = Counter((panel, benchmark) for panel, benchmark, _, _ in drawn)
+    several = {benchmark for (_, benchmark), count in in_panel.items() if count > 1}
+    lines: dict[str, dict[str, list[DepthScore]]] = {}
+    for panel, benchmark, metric, line in drawn:
+        name = f"{benchmark} {metric}" if benchmark in several else benchmark
+        lines.setdefault(panel, {})[name] = line
     if not lines:
         return None
 
