@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from dualpath_cli.base.errors import UserError
-from dualpath_cli.base.files import path_of
+from dualpath_cli.base.files import path_of, write_text
 from dualpath_cli.base.ranges import LONGEST_NAME, Place, check_ranges
 from dualpath_cli.base.version import versions
 from dualpath_cli.data import hub
@@ -282,8 +282,8 @@ def _write_model(
         tokenizer.save(begun)
         # Only the model and the names: over a recipe, the rest stays the recipe's.
         run_names = {"recipe": recipe.run.recipe, "name": recipe.run.name}
-        (begun / RECIPE).write_text(dump({"model": facts["model"], "run": run_names}))
-        (begun / VERSIONS).write_text(json.dumps(facts))
+        write_text(begun / RECIPE, dump({"model": facts["model"], "run": run_names}))
+        write_text(begun / VERSIONS, json.dumps(facts))
 
         console = plain_console()
         with Progress(console, "writing", bytes_of_bytes, weights.bytes) as progress:
@@ -377,7 +377,9 @@ def _name(options: Retrofit) -> str:
     """The recipe's name: the pretrained model's and the block (`SmolLM2-135M-loop`)."""
     file = Path(options.pretrained).resolve().name
     name = re.sub(r"[^\w.-]+", "-", file.removesuffix(".gguf"))
-    # A folder's name may be longer than a recipe's, which ends in the block.
-    name = name.encode()[: LONGEST_NAME - 10].decode(errors="ignore")
     block = options.block if isinstance(options.block, str) else "mixed"
-    return f"{name}-{block if options.core is None else 'core'}"
+    ending = f"-{block if options.core is None else 'core'}"
+
+    # A folder's name may be longer than a recipe's.
+    longest = LONGEST_NAME - len(ending)
+    return name.encode()[:longest].decode(errors="ignore") + ending

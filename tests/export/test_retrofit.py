@@ -306,7 +306,7 @@ def test_the_recipe_of_a_model_with_a_long_name_is_named_by_its_beginning(
     folder = pretrained("llama").rename(tmp_path / ("é" * 99))
     out = retrofit(folder, tmp_path / "out", "--block", "wide")
     facts = yaml.safe_load((out / "recipe.yaml").read_text())
-    assert facts["run"]["recipe"] == "é" * 45 + "-wide"
+    assert facts["run"]["recipe"] == "é" * 47 + "-wide"
 
 
 def test_the_folder_to_write_is_checked_before_a_download(tmp_path, said, monkeypatch):
