@@ -311,6 +311,15 @@ def test_the_page_of_the_loops_says_what_its_commands_print(
             to_sequence = shown(test["difference"], test["low"], test["high"])
         assert f"| {arm} | {to_sequence} | {of_seeds} |" in lines
 
+    rows = row.read(study.table)
+    arms = [f"{sweep}/{name}" for sweep, name in ARMS_OF_LOOPS.values()]
+    noise = np.concatenate(
+        [row.scores_of(arm, rows, 8)[1].std(0, ddof=1) for arm in arms]
+    )
+    assert f"over seeds are {noise.min():.3f} to {noise.max():.3f}." in page
+    detectable = [float(test["detectable"]) for test in found["a/tests.csv"].values()]
+    assert f"is {min(detectable):.4f} to {max(detectable):.4f}." in page
+
     for test in found["pairs/tests.csv"].values():
         assert shown(test["difference"], test["low"], test["high"]) in " ".join(lines)
 
